@@ -20,6 +20,7 @@ from tessera.core.pytree import Parts, StaticFields, flatten, in_scope, register
 from tessera.frontend.jit.tracing import Jit
 from tessera.ir.builder import CURRENT_BUILDER
 from tessera.ir.tensor import Tensor
+from tessera.state.offloading import Prefetch, offload, prefetch
 
 STATE_EFFECT = frozenset(("state",))
 
@@ -71,6 +72,27 @@ class Stateful:
         leaves, tree = flatten(self)
         _adopt(self, tree.build(iter([x.to(device) if isinstance(x, Tensor) else x for _, x in leaves])))
         return self
+
+    def offload(self, folder: Any = None) -> Any:
+        """The object itself, with its tensors in host memory or in files of a `folder` (`ts.state.offload`)."""
+        _adopt(self, offload(self, folder))
+        return self
+
+    def prefetch(self, device: str | None = None) -> Prefetch:
+        """Begin to bring the tensors back from files, beside the program; `wait()` puts them into the object.
+
+        With a `device` they lie there after `wait()`. A tensor that changes meanwhile stays as it is then.
+        """
+        before = {path: leaf for path, leaf in flatten(self)[0]}
+        begun = prefetch(self, device)
+
+        def finish(made: Any) -> Any:
+            leaves, tree = flatten(self)
+            new = dict(flatten(made)[0])
+            _adopt(self, tree.build(iter([new[p] if before.get(p) is x else x for p, x in leaves])))
+            return self
+
+        return Prefetch(begun, finish)
 
     def state_dict(self) -> dict[str, Any]:
         """The tensors of the state by path."""
