@@ -12,8 +12,9 @@ from tessera.core.types import f32
 from tessera.ir.tensor import Tensor, as_tensor
 from tessera.nn.activations import relu
 from tessera.nn.attention import GroupedQueryAttention, MultiheadAttention
+from tessera.nn.containers import ModuleList
 from tessera.nn.linear import Linear, check_count
-from tessera.nn.module import Module, ModuleList, check_module
+from tessera.nn.module import Module, check_module
 from tessera.nn.normalisation import LayerNorm, RMSNorm
 from tessera.nn.pooling import Dropout
 from tessera.ops.api.creation import full

@@ -350,7 +350,7 @@ def evaluate(function: Callable[..., Any], model: Module, data: Iterable[Any], t
 
     The model is in evaluation mode meanwhile.
 
-    >>> from tessera.nn.module import Lambda
+    >>> from tessera.nn.containers import Lambda
     >>> evaluate(lambda model, x: model(x).mean(), Lambda(lambda x: x * 2.0), [Tensor([1.0, 2.0]), Tensor([3.0])])
     4.0
 

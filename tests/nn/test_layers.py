@@ -335,6 +335,32 @@ def test_a_stack_of_decoder_layers_equals_that_of_torch():
     np.testing.assert_allclose(ours(ts.Tensor(tgt), ts.Tensor(memory)).numpy(), want, rtol=2e-5, atol=2e-6)
 
 
+def make_mixture(lib, tensor):
+    """A model of `lib` with parameters in a list and in a dict."""
+
+    class Mixture(lib.Module):
+        def __init__(self):
+            super().__init__()
+            self.weights = lib.ParameterList([lib.Parameter(tensor(w)) for w in ([1.0, 2.0], [3.0])])
+            self.scales = lib.ParameterDict({"a": lib.Parameter(tensor([2.0]))})
+
+        def forward(self, x):
+            return sum((w * x).sum() for w in self.weights) * self.scales["a"]
+
+    return Mixture()
+
+
+def test_lists_and_dicts_of_parameters_equal_those_of_torch():
+    ours, theirs = make_mixture(nn, ts.tensor), make_mixture(torch.nn, torch.tensor)
+    ours.load_state_dict(theirs.state_dict())
+    theirs(torch.tensor(3.0)).sum().backward()
+    found = ts.jit(ts.grad(lambda m, x: m(x).sum()), target="cpu")(ours, 3.0)
+    wanted = dict(theirs.named_parameters())
+    assert {n for n, _ in found.named_parameters()} == set(wanted) == {"weights.0", "weights.1", "scales.a"}
+    for name, g in found.named_parameters():
+        np.testing.assert_allclose(g.numpy(), wanted[name].grad.numpy(), err_msg=name)
+
+
 @pytest.mark.filterwarnings("ignore:enable_nested_tensor:UserWarning")
 def test_a_transformer_with_masks_equals_that_of_torch():
     """As a translation model is called: causal targets, padded sources."""

@@ -8,6 +8,7 @@ import pytest
 
 import tessera as ts
 from tessera import nn, optim
+from tessera.errors import ArgumentError
 
 X = np.random.default_rng(0).standard_normal((5, 4)).astype(np.float32)
 
@@ -424,3 +425,63 @@ def test_a_compiled_part_of_a_module_keeps_its_own_name():
 
     with pytest.raises(ts.errors.OutOfBoundsError, match=r"\(in tables\.0: Embedding\)"):
         Outer()(BAD)
+
+
+def test_plain_lists_and_dicts_of_parameters_are_wrapped():
+    module = nn.Module()
+    module.listed = [nn.Parameter([1.0]), nn.Parameter([2.0])]
+    module.named = {"a": nn.Parameter([3.0])}
+    assert isinstance(module.listed, nn.ParameterList) and isinstance(module.named, nn.ParameterDict)
+    assert [n for n, _ in module.named_parameters()] == ["listed.0", "listed.1", "named.a"]
+    module.listed[1] = ts.tensor([5.0])
+    module.named.update({"b": [6.0]})
+    assert module.listed[1].item() == 5.0 and len(module.listed) == 2 and module.listed[:1][0].item() == 1.0
+    assert module.named.keys() == ["a", "b"] and "b" in module.named and [*module.named] == ["a", "b"]
+    assert [p.item() for p in module.named.values()] == [3.0, 6.0] and dict(module.named.items())["a"].item() == 3.0
+    with pytest.raises(ArgumentError, match="no parameter 'c'"):
+        module.named["c"]
+    with pytest.raises(ArgumentError, match="holds a Parameter"):
+        module.mixed = [nn.Parameter([1.0]), nn.ReLU()]
+
+
+def test_containers_change_as_lists_and_dicts():
+    def kinds(container):
+        return [type(m).__name__ for m in container]
+
+    layers = nn.ModuleList([nn.ReLU()])
+    layers.extend([nn.Tanh(), nn.GELU()]).insert(1, nn.SiLU())
+    assert kinds(layers) == ["ReLU", "SiLU", "Tanh", "GELU"] and [n for n, _ in layers.named_children()] == list("0123")
+    assert type(layers.pop(1)).__name__ == "SiLU" and kinds(layers + [nn.Tanh()]) == ["ReLU", "Tanh", "GELU", "Tanh"]
+    layers += [nn.SiLU()]
+    layers[-1] = nn.ReLU()
+    assert kinds(layers) == ["ReLU", "Tanh", "GELU", "ReLU"]
+    with pytest.raises(ArgumentError, match="no module 9"):
+        layers[9] = nn.ReLU()
+    parts = nn.ModuleDict({"a": nn.ReLU()})
+    parts.update({"b": nn.Tanh()})
+    assert parts.keys() == ["a", "b"] and type(parts.pop("a")).__name__ == "ReLU" and len(parts) == 1
+    net = nn.Sequential(nn.ReLU()).extend([nn.Tanh()]).insert(0, nn.SiLU())
+    net[2] = nn.GELU()
+    assert kinds(net) == ["SiLU", "ReLU", "GELU"]
+
+
+def test_parts_by_their_paths():
+    net = nn.Sequential(nn.Linear(2, 3), nn.Sequential(nn.Linear(3, 1)))
+    net.add_module("last", nn.ReLU())
+    assert net.get_submodule("1.0") is net[1][0] and net.get_submodule("") is net
+    assert net.get_parameter("1.0.weight") is net[1][0].weight and net[2] is net.get_submodule("last")
+    with pytest.raises(ArgumentError, match="no module '7'"):
+        net.get_submodule("1.7")
+    with pytest.raises(ArgumentError, match=r"no parameter 1\.0\.gain"):
+        net.get_parameter("1.0.gain")
+
+
+@pytest.mark.parametrize(("ask", "says"), [
+    (lambda: nn.Linear(2, 2).half(), r"module\.to\(ts\.f16\)"), (lambda: nn.utils, "clip_by_norm"),
+    (lambda: nn.init.xavier_uniform_, r"nn\.Parameter\(nn\.init\.xavier_uniform"),
+    (lambda: nn.init.zeros_, r"ts\.zeros"), (lambda: nn.init.trunc_normal_, "truncated_normal"),
+    (lambda: ts.multinomial, "argmax"),
+])  # fmt: skip
+def test_names_of_torch_say_what_to_write(ask, says):
+    with pytest.raises(AttributeError, match=says):
+        ask()
