@@ -152,13 +152,13 @@ class Loop:
         try:
             with check_finite():
                 jit(self.update, target="interp")(self.model, self.state, 1.0, args, named)
-        except NonFiniteError as error:
-            return NonFiniteError(
-                f"{what}: {error.message}{error.describe_scope()}", location=error.location, received=error.received,
-                suggestion="the model of the loop is the one before this step",
-            )  # fmt: skip
         except TesseraError as error:
-            return NonFiniteError(f"{what}: {error.message}{error.describe_scope()}", location=error.location)
+            kept = "the model of the loop is the one before this step" if isinstance(error, NonFiniteError) else None
+            found = NonFiniteError(
+                f"{what}: {error.message}", location=error.location, received=error.received, suggestion=kept
+            )
+            found.scope = error.scope
+            return found
         return NonFiniteError(f"{what}; in the interpreter it is finite", suggestion="compare with tessera bisect")
 
     # A run.
