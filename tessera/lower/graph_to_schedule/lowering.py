@@ -9,7 +9,7 @@ from tessera.core.errors import Location, UnsupportedOpError
 from tessera.core.symbolic_dim import Size
 from tessera.core.types import RefType, Type
 from tessera.ir.builder import Builder
-from tessera.ir.core import Attrs, Block, Function, Module, Node, Value, find_size_names, structural_key
+from tessera.ir.core import Attrs, Block, Function, Module, Node, Value, find_size_names, merge_scopes, structural_key
 from tessera.ir.rewrite import UseDef
 from tessera.ir.rules import Op
 from tessera.lower import lowering_plan
@@ -152,7 +152,10 @@ class ScheduleLowering:
                 name = f"{function.name}_{number}"
             self.names[key] = name
             self.functions.append(replace(function, name=name))
-        return self.names[key]
+            return name
+        name = self.names[key]
+        self.functions = [merge_scopes(f, function) if f.name == name else f for f in self.functions]
+        return name
 
     def add_kernel(self, cluster: FusionCluster, target: Value) -> None:
         """One schedule.kernel."""
