@@ -17,7 +17,10 @@ from tessera.interp.target.csl.fabric.routing import (
     RAMP,
     WORD_MASK,
     ColorRoute,
+    Directions,
+    SwitchPosition,
     decode_commands,
+    ends_in_routers,
 )
 from tessera.interp.target.csl.fabric.word_buffer import Run, WordBuffer
 from tessera.interp.target.csl.sema.values import ColorConfig
@@ -86,7 +89,7 @@ class RouterChannel:
     """One color at one PE's router: a finite buffer for each direction, and its route."""
 
     __slots__ = (
-        "_here", "_last", "_later", "_links", "_log", "_origin", "_serve", "_slots", "_traffic", "_ways", "ahead",
+        "_here", "_last", "_later", "_links", "_log", "_serve", "_slots", "_traffic", "_ways", "ahead",
         "color", "config", "depth", "due", "events", "granted", "inputs", "marked", "neighbours", "node", "ramp_color",
         "route", "sink", "steady",
     )  # fmt: skip
@@ -107,8 +110,7 @@ class RouterChannel:
         self.due: int | None = None
         self._links, self._traffic, self._log = node.links, node.traffic, node.fabric.log
         self._serve, self._slots = self._service, self.events.slots
-        self._here: Any = ((), ())  # the directions from and to which `_origin` and `_ways` are
-        self._origin: WordBuffer | None = None  # the buffer of the only direction
+        self._here: SwitchPosition = ((), ())  # that of `_ways`
         self._ways: list[Way] = []
 
     def open_inputs(self) -> None:
@@ -124,6 +126,18 @@ class RouterChannel:
         rx = route.here[0]
         for direction in route.sources:
             inputs[direction].limit = self.depth if direction in rx else CLOSED_DEPTH
+
+    def make_reconfigurable(self) -> None:
+        """Let the program change the route."""
+        if not self.route.reconfigurable:
+            self.route.reconfigurable = True
+            self.open_inputs()
+
+    def open(self, rx: Directions, tx: Directions) -> None:
+        """Replace switch position 0, and end the teardown."""
+        self.make_reconfigurable()
+        self.wake(self.events.now)
+        self.route.open(rx, tx)
 
     def _finish_switch(self, time: int) -> None:
         """Open the inputs of the new switch position to the senders that wait there."""
@@ -161,36 +175,55 @@ class RouterChannel:
 
     def wake(self, time: int) -> None:
         """Schedule a step at that time, unless an earlier one is scheduled."""
-        if time < self.events.now:
-            time = self.events.now
-        if self.due is None or time < self.due:
+        now, due = self.events.now, self.due
+        if time < now:
+            time = now
+        if due is None or time < due:
             self.due = time
-            self.events.at(time, self._serve)
+            calls = self._slots.get(time)
+            if calls is None:
+                self.events.at(time, self._serve)
+            else:
+                calls.append(self._serve)
 
     def _service(self) -> None:
-        now = self.events.now
+        now, here = self.events.now, self.route.here
         if self.due != now:
             return  # an earlier schedule replaced this one
         self.due = None
         if self.ahead is not None:
             self.ahead.retract()
-        if self.route.here is self._here and self._origin is not None and self._relay(self._origin, now):
-            return
+        rx = here[0]
+        if len(rx) == 1:
+            buffer = self.inputs[rx[0]]
+            if not buffer.count:
+                return
+            if (here is self._here or self._find_plain_ways()) and self._relay(buffer, now):
+                return
         while self._step(now):
             pass
 
     def _relay(self, buffer: WordBuffer, now: int) -> bool:
-        """Forward the only run of a buffer if it is plain data, and every direction has room for all of it, or wait.
+        """Forward the words of the only direction if they are a run of plain data for which every way has room, a
+        control wavelet that ends in the routers, or both, or wait.
 
         Equal to `_step`, for the cases that are by far the most frequent. Returns whether nothing is left to do.
         """
         runs = buffer.runs
-        if len(runs) != 1 or self.route.in_teardown:
-            return not runs
-        start, words = runs[0]
-        if words[0] > WORD_MASK:
-            return False
-        count, links, last, blocked = buffer.count, self._links, self._last, False
+        if self.route.in_teardown:
+            return True
+        if runs[0][1][0] <= WORD_MASK:
+            if len(runs) > 1 and (len(runs) > 2 or runs[1][1][0] <= WORD_MASK):
+                return False
+            done = self._relay_run(buffer, now)
+            if done is not None:
+                return done
+        return len(runs) == 1 and self._relay_command(buffer, now)
+
+    def _relay_run(self, buffer: WordBuffer, now: int) -> bool | None:
+        """Forward the first run; None if a control wavelet is left, otherwise as `_relay`."""
+        start, words = buffer.runs[0]
+        count, links, last, blocked = len(words), self._links, self._last, False
         after = last + 1 if last >= now else now
         for direction, _, _, room in self._ways:
             free = room.limit - room.count
@@ -205,15 +238,50 @@ class RouterChannel:
             return True
         if start < after:
             start = after
-        runs.clear()
-        self.granted = buffer.count = 0
+        del buffer.runs[0]
+        self.granted = 0
+        buffer.count -= count
         self._last = start + count - 1
         self._deliver_run((start + 1, words), count)
         feeder = buffer.feeder
         if feeder is not None:
             buffer.feeder = None
             feeder.wake(start)
-        return True
+        return None if buffer.count else True
+
+    def _relay_command(self, buffer: WordBuffer, now: int) -> bool:
+        """Forward the control wavelet at the head if it ends in the routers, or wait; equal to `_step`."""
+        time, (word,) = buffer.runs[0]
+        if not ends_in_routers(word):
+            return False
+        time, links = max(time, now, self._last + 1), self._links
+        ways = [way for way in self._ways if way[0] != RAMP]
+        for direction, _, _, room in ways:
+            if room.count >= room.limit:
+                room.feeder = self
+                return True
+            if links[direction] > time:
+                time = links[direction]
+        self._last, position = time, self.route.current
+        buffer.runs.clear()
+        buffer.count = 0
+        self.marked -= 1
+        onward = self._execute_command(word, time)
+        for direction, side, target, _ in ways:
+            self._count_wavelet(direction, time)
+            target.receive(side, time + 1 + self._later, onward)
+        buffer.wake_feeder(time)
+        if self.route.current == position:
+            return True
+        self._finish_switch(time)
+        return False
+
+    def _count_wavelet(self, direction: int, time: int) -> None:
+        """Note that a wavelet leaves in a direction."""
+        self._links[direction] = time + 1
+        self._traffic[direction] += 1
+        if self._log is not None:
+            self._log(self.node.x, self.node.y, direction, time, time, 1)
 
     def _step(self, now: int) -> bool:
         """Forward one word, or a burst of data words, if possible."""
@@ -234,9 +302,7 @@ class RouterChannel:
         if arrival > now and len(rx) > 1:
             self.wake(arrival)  # an earlier word may still arrive from another direction
             return False
-        if words[0] <= WORD_MASK and self.steady and route.filter is None and HOST not in tx:
-            if route.here is not self._here:
-                self._find_ways()
+        if words[0] <= WORD_MASK and (route.here is self._here or self._find_plain_ways()):
             return self._burst(buffer, now)
         return self._send_head(origin, tx, max(arrival, now, self._last + 1), words[0])
 
@@ -264,7 +330,8 @@ class RouterChannel:
             return False
         ahead = count < buffer.count  # more words than the next buffer holds
         if ahead:
-            count = max(count, self._count_ahead(self._here[1], buffer.count))
+            clear = self._count_ahead(self._here[1], buffer.count)
+            count, ahead = max(count, clear), clear > count
         self.granted = 0
         sent, count, self._last = buffer.pop_paced(count, time)
         self._deliver(sent, count, ahead)
@@ -309,9 +376,17 @@ class RouterChannel:
             if ahead:
                 target.granted += count
 
+    def _find_plain_ways(self) -> bool:
+        """Find the ways of the present switch position, unless each word must be looked at."""
+        if not self.steady or self.route.filter is not None or HOST in self.route.here[1]:
+            return False
+        self._find_ways()
+        return True
+
     def _find_ways(self) -> None:
         """Find the buffer that words come from, and the queues and buffers that they enter."""
-        rx, tx = here = self.route.here
+        here = self.route.here
+        tx = here[1]
         if tx is not self._here[1]:
             ways: list[Way] = []
             for direction in tx:
@@ -319,7 +394,7 @@ class RouterChannel:
                 side = OPPOSITE[direction]
                 ways.append((direction, side, target, target.words if direction == RAMP else target.inputs[side]))
             self._ways = ways
-        self._here, self._origin = here, self.inputs[rx[0]] if len(rx) == 1 else None
+        self._here = here
 
     def count_accepted(self, direction: int, wanted: int, steps: list[int] | None = None) -> int:
         """The number of words from `direction` that need not wait before this router, up to `wanted`.
@@ -444,9 +519,9 @@ class RouterChannel:
 
     def _send(self, origin: int, targets: list[int], time: int, word: int) -> None:
         """Send the head of `origin` in all of the directions in one cycle."""
-        node, links = self.node, self.node.links
+        node = self.node
         for direction in targets:
-            time = max(time, links[direction])
+            time = max(time, self._links[direction])
         self._last, position = time, self.route.current
         self.inputs[origin].pop()
         self.marked -= word > WORD_MASK
@@ -456,10 +531,7 @@ class RouterChannel:
         onward = self._execute_command(word, time) if word & CONTROL_FLAG else word
         delay = node.fabric.delay
         for direction in targets:
-            links[direction] = time + 1
-            node.traffic[direction] += 1
-            if node.fabric.log is not None:
-                node.fabric.log(node.x, node.y, direction, time, time, 1)
+            self._count_wavelet(direction, time)
             if direction == RAMP:
                 node.inputs[self.ramp_color].add(time + 1, word)
                 continue

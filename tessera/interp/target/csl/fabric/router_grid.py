@@ -125,11 +125,14 @@ class FabricView:
 
     def change_route(self, color: int) -> ColorRoute:
         """The route of a color, to change."""
-        channel = self.node.channels.get(color) or self.node.get_routed_channel(color)
-        channel.route.reconfigurable = True
-        channel.open_inputs()
+        channel = self._find_channel(color)
+        channel.make_reconfigurable()
         channel.wake(self.node.fabric.events.now)
         return channel.route
+
+    def _find_channel(self, color: int) -> RouterChannel:
+        """The channel of a color, which may have had no route so far."""
+        return self.node.channels.get(color) or self.node.get_routed_channel(color)
 
     def reset_routes(self, color: int, rx: tuple[str, ...], tx: tuple[str, ...]) -> None:
         """Replace switch position 0."""
@@ -139,10 +142,7 @@ class FabricView:
 
     def open_color(self, color: int, rx: tuple[str, ...], tx: tuple[str, ...]) -> None:
         """Replace switch position 0, and end the teardown of the color."""
-        route = self.change_route(color)
-        route.rx, route.tx = direction_numbers(rx), direction_numbers(tx)
-        route.in_teardown = False
-        route.refresh()
+        self._find_channel(color).open(direction_numbers(rx), direction_numbers(tx))
 
     def set_side(self, color: int, way: str, side: str, wanted: bool | None) -> None:
         """Add a direction to position 0 ("rx" or "tx"), or remove it; None toggles it."""

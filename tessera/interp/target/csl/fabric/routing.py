@@ -63,6 +63,16 @@ def decode_commands(word: int) -> list[tuple[Opcode, bool]]:
     return [(Opcode((word >> low) & 3), bool((word >> ignore) & 1)) for low, ignore in _COMMAND_FIELDS]
 
 
+@lru_cache(maxsize=4096)
+def ends_in_routers(word: int) -> bool:
+    """Whether a word with its flags is a control wavelet whose first command hides it from PEs.
+
+    >>> ends_in_routers(CONTROL_FLAG | encode_payload([(Opcode.TEARDOWN, True)])), ends_in_routers(7)
+    (True, False)
+    """
+    return word & ~WORD_MASK == CONTROL_FLAG and decode_commands(word)[0][1]
+
+
 def encode_payload(cmds: list[tuple[Opcode, bool]], entry: int = NO_ENTRY) -> int:
     """A payload with up to eight commands; missing commands are NOPs with ce_ignore.
 
@@ -155,6 +165,19 @@ class WaveletFilter:
             self.limit, self.later = (self.later[0], self.later[1:]) if self.later else (self.limit, ())
 
 
+Directions = tuple[int, ...]
+SwitchPosition = tuple[Directions, Directions]  # the directions from and to which it is
+
+
+@lru_cache(maxsize=1024)
+def _only_position(
+    rx: Directions, tx: Directions
+) -> tuple[SwitchPosition, tuple[SwitchPosition, ...], frozenset[int]]:
+    """The position of a route without switches, all its positions, and its sources; equal routes share them."""
+    here = rx, tx
+    return here, (here,), frozenset(rx)
+
+
 @dataclass
 class ColorRoute:
     """The route of one color: position 0, the changes of positions 1 to 3 to their predecessor, and the present
@@ -165,9 +188,9 @@ class ColorRoute:
     (True, ((0,), (1,)))
     """
 
-    rx: tuple[int, ...]
-    tx: tuple[int, ...]
-    switches: list[tuple[tuple[int, ...], tuple[int, ...]] | None] = field(default_factory=list)
+    rx: Directions
+    tx: Directions
+    switches: list[SwitchPosition | None] = field(default_factory=list)
     current: int = 0
     ring: bool = False
     pop: str = "no_pop"
@@ -185,8 +208,8 @@ class ColorRoute:
         """Recompute the positions after a change."""
         self.switches += [None] * (3 - len(self.switches))
         if self.switches[0] is None:
-            self.here = (self.rx, self.tx)
-            self.positions, self.sources, self.current = [self.here], frozenset(self.rx), 0
+            self.here, self.positions, self.sources = _only_position(self.rx, self.tx)
+            self.current = 0
             return
         positions = [(self.rx, self.tx)]
         for change in self.switches:
@@ -194,10 +217,18 @@ class ColorRoute:
                 break
             rx, tx = positions[-1]
             positions.append((change[0] or rx, change[1] or tx))
-        self.positions = positions
+        self.positions = tuple(positions)
         self.sources = frozenset(direction for rx, _ in positions for direction in rx)
         self.current = min(self.current, len(positions) - 1)
         self.here = positions[self.current]
+
+    def open(self, rx: Directions, tx: Directions) -> None:
+        """Replace position 0, and end the teardown; the program may change the route."""
+        self.rx, self.tx, self.in_teardown, self.reconfigurable = rx, tx, False, True
+        if self.switches[0] is None:
+            self.here, self.positions, self.sources = _only_position(rx, tx)
+        else:
+            self.refresh()
 
     def accepts(self, direction: int) -> bool:
         """Whether some position accepts wavelets from a direction."""

@@ -10,6 +10,8 @@ import random
 from collections import deque
 from collections.abc import Callable, Iterator, Sized
 from contextlib import contextmanager
+from itertools import islice
+from operator import length_hint
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -94,12 +96,14 @@ class EventQueue:
         self.now = 0
         self.end = 0  # the cycle until which PEs are busy: that of a run without further events
         self._cycles: list[int] = []  # a heap
-        self._calls: dict[int, deque[Call]] = {}
+        self._calls: dict[int, list[Call]] = {}
         # The calls of the present and later cycles, to which a caller may append without `at`; with a seed none.
-        self.slots: dict[int, deque[Call]] = self._calls if seed is None else {}
+        self.slots: dict[int, list[Call]] = self._calls if seed is None else {}
         self._shuffled: dict[int, list[tuple[float, int, Call]]] = {}  # a heap for each cycle, with a seed
         self._count = 0  # the calls that were shuffled
-        self.late = False  # whether the present call was added in its own cycle
+        # The calls of the present cycle, those that have not run, and the number of those that no call of it added.
+        self._running: list[Call] = []
+        self._left, self._known = iter(self._running), 0
         self.random = None if seed is None else random.Random(seed)
         self.progress: Callable[[int], None] | None = None  # told the cycle now and then
 
@@ -113,15 +117,15 @@ class EventQueue:
         else:
             self._shuffle(time if time > self.now else self.now, call, calls)
 
-    def _open(self, time: int) -> deque[Call]:
+    def _open(self, time: int) -> list[Call]:
         """The calls of a cycle."""
         calls = self._calls.get(time)
         if calls is None:
-            calls = self._calls[time] = deque()
+            calls = self._calls[time] = []
             heapq.heappush(self._cycles, time)
         return calls
 
-    def _shuffle(self, time: int, call: Call, calls: deque[Call]) -> None:
+    def _shuffle(self, time: int, call: Call, calls: list[Call]) -> None:
         """Schedule a call at a random place among those of its cycle."""
         self._count += 1
         shuffled = self._shuffled.setdefault(time, [])
@@ -142,29 +146,51 @@ class EventQueue:
 
     def _run(self, limit: float, awaited: Sized) -> None:
         cycles, count, reports = self._cycles, 0, ProgressReports(self.progress)
-        while cycles:
+        while cycles and awaited:
             now = cycles[0]
+            if now > limit:
+                self.now, self._known = int(limit), -1
+                return
             calls = self._calls[now]
-            take, known = calls.popleft, 0
-            while calls:
-                if not awaited:
-                    return
-                if not known:
-                    if now > limit:
-                        self.now, self.late = int(limit), True
-                        return
-                    self.now, self.late, known = now, self.now == now, len(calls)
-                    count += known
-                    if count >= CALLS_PER_REPORT:
-                        count = 0
-                        reports.add(now)
-                take()()
-                known -= 1
+            self._known = -1 if now == self.now else len(calls)
+            self.now, self._running, self._left = now, calls, iter(calls)
+            if not self._run_cycle(calls, awaited, reports):
+                return
+            count += len(calls)
+            if count >= CALLS_PER_REPORT:
+                count = 0
+                reports.add(now)
             heapq.heappop(cycles)
             del self._calls[now]
-            self._shuffled.pop(now, None)
-        if self.now < self.end <= limit:
+            if self._shuffled:
+                self._shuffled.pop(now, None)
+        if not cycles and self.now < self.end <= limit:
             self.now = self.end
+
+    def _run_cycle(self, calls: list[Call], awaited: Sized, reports: ProgressReports) -> bool:
+        """Run the calls of the present cycle, also those that they add; they are removed if some of them remain.
+
+        Returns False if `awaited` became empty before one of them, which then remains as well.
+        """
+        left = self._left
+        try:
+            while True:
+                for call in islice(left, CALLS_PER_REPORT):
+                    if not awaited:
+                        del calls[: len(calls) - length_hint(left) - 1]
+                        return False
+                    call()
+                if not length_hint(left):
+                    return True
+                reports.add(self.now)
+        except BaseException:
+            del calls[: len(calls) - length_hint(left)]
+            raise
+
+    @property
+    def late(self) -> bool:
+        """Whether the present call was added in its own cycle."""
+        return len(self._running) - length_hint(self._left) > self._known
 
     @property
     def pending(self) -> int:
