@@ -219,6 +219,7 @@ QUEUE_DEPTHS = {
     ("wse3", "in"): (8, 8, 4, 4, 4, 4, 4, 4),
     ("wse3", "out"): (8,) * 8,
 }
+_NO_QUEUES: dict[int, int] = {}
 
 
 # Told of each burst of wavelets on a link: column, row, direction, first and last cycle, wavelets.
@@ -273,9 +274,11 @@ class Fabric:
 
     def queue_depth(self, node: RouterNode, way: str, color: int) -> int:
         """The capacity of a PE's input ("in") or output queue of a color in words."""
-        queues: dict[int, int] = getattr(node.pe, f"{way}_colors", {})
         numbers = QUEUE_DEPTHS.get((self.arch, way), ())
-        return next((numbers[q] for q, c in queues.items() if c == color and q < len(numbers)), QUEUE_DEPTH)
+        for number, owner in getattr(node.pe, f"{way}_colors", _NO_QUEUES).items():
+            if owner == color and number < len(numbers):
+                return numbers[number]
+        return QUEUE_DEPTH
 
     def view(self, x: int, y: int) -> FabricView:
         """The view of the PE at (x, y)."""

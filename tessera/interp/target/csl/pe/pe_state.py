@@ -110,19 +110,21 @@ class EventQueue:
     def at(self, time: int, call: Call) -> None:
         """Schedule a call at a cycle, or at the present cycle if that one has passed."""
         calls = self._calls.get(time)
-        if calls is None:  # also of a cycle that has passed
-            calls = self._open(time if time > self.now else self.now)
+        if calls is None:
+            if time <= self.now and self.now in self._calls:
+                calls = self._calls[self.now]
+            else:
+                calls = self._open(time if time > self.now else self.now)
         if self.random is None:
             calls.append(call)
         else:
             self._shuffle(time if time > self.now else self.now, call, calls)
 
     def _open(self, time: int) -> list[Call]:
-        """The calls of a cycle."""
-        calls = self._calls.get(time)
-        if calls is None:
-            calls = self._calls[time] = []
-            heapq.heappush(self._cycles, time)
+        """The calls of a cycle that has none."""
+        calls: list[Call] = []
+        self._calls[time] = calls
+        heapq.heappush(self._cycles, time)
         return calls
 
     def _shuffle(self, time: int, call: Call, calls: list[Call]) -> None:
@@ -141,6 +143,9 @@ class EventQueue:
         ):  # a PE computes with NaN
             try:
                 self._run(math.inf if limit is None else limit, awaited)
+            except BaseException:
+                self._forget_calls()
+                raise
             finally:
                 forget_views()
 
@@ -151,15 +156,22 @@ class EventQueue:
             if now > limit:
                 self.now, self._known = int(limit), -1
                 return
-            calls = self._calls[now]
+            self._running = calls = self._calls[now]
             self._known = -1 if now == self.now else len(calls)
-            self.now, self._running, self._left = now, calls, iter(calls)
-            if not self._run_cycle(calls, awaited, reports):
-                return
+            self._left = left = iter(calls)
+            self.now = now
+            for call in islice(left, CALLS_PER_REPORT):  # also those that they add
+                if not awaited:
+                    self._forget_calls(1)
+                    return
+                call()
             count += len(calls)
             if count >= CALLS_PER_REPORT:
                 count = 0
                 reports.add(now)
+                if length_hint(left):
+                    self._forget_calls()
+                    continue
             heapq.heappop(cycles)
             del self._calls[now]
             if self._shuffled:
@@ -167,25 +179,12 @@ class EventQueue:
         if not cycles and self.now < self.end <= limit:
             self.now = self.end
 
-    def _run_cycle(self, calls: list[Call], awaited: Sized, reports: ProgressReports) -> bool:
-        """Run the calls of the present cycle, also those that they add; they are removed if some of them remain.
-
-        Returns False if `awaited` became empty before one of them, which then remains as well.
-        """
-        left = self._left
-        try:
-            while True:
-                for call in islice(left, CALLS_PER_REPORT):
-                    if not awaited:
-                        del calls[: len(calls) - length_hint(left) - 1]
-                        return False
-                    call()
-                if not length_hint(left):
-                    return True
-                reports.add(self.now)
-        except BaseException:
-            del calls[: len(calls) - length_hint(left)]
-            raise
+    def _forget_calls(self, kept: int = 0) -> None:
+        """Remove the calls of the present cycle that have run, except for the last `kept` ones."""
+        gone = len(self._running) - length_hint(self._left) - kept
+        self._known = -1 if gone > self._known else len(self._running)
+        del self._running[:gone]
+        self._left = iter(self._running)
 
     @property
     def late(self) -> bool:
