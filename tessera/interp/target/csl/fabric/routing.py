@@ -170,9 +170,7 @@ SwitchPosition = tuple[Directions, Directions]  # the directions from and to whi
 
 
 @lru_cache(maxsize=1024)
-def _only_position(
-    rx: Directions, tx: Directions
-) -> tuple[SwitchPosition, tuple[SwitchPosition, ...], frozenset[int]]:
+def _only_position(rx: Directions, tx: Directions) -> tuple[SwitchPosition, tuple[SwitchPosition, ...], frozenset[int]]:
     """The position of a route without switches, all its positions, and its sources; equal routes share them."""
     here = rx, tx
     return here, (here,), frozenset(rx)
