@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 
 
 MIN_AHEAD = 4  # words from which sending them at once pays off
+# Of a paced queue the cycles at which its slots become free; other queues share this empty one.
+NO_SLOTS: deque[int] = deque()
 SHARED_BURST = 4  # words sent at once where an operation that begins later may share the data path
 
 
@@ -34,7 +36,7 @@ class OutputQueue:
         self.words: list[int] = []
         self.marked = 0  # the number of words that are not plain data
         self.events, self._slots, self._delay = node.fabric.events, node.fabric.events.slots, node.fabric.injection
-        self._leaving: deque[int] = deque()  # of a paced queue: the cycles at which slots become free
+        self._leaving = NO_SLOTS
         self.set_depth(node.fabric.queue_depth(node, "out", color))
         self.sink: HostSink | None = None  # where the host receives a color without a route
         self.emptied: Callable[[], None] | None = None  # to call when no word is left
@@ -55,6 +57,8 @@ class OutputQueue:
         *paced*, it sends less than one word per cycle, and words that are stopped wait here.
         """
         self.depth, self.paced = depth, depth <= self._delay
+        if self.paced:
+            self._leaving = deque(self._leaving)
 
     def offer(self, words: list[int]) -> int:
         """Accept all words if none waits for a slot, otherwise none; returns how many were accepted."""
@@ -199,7 +203,7 @@ class OutputQueue:
             runs[-1][1].extend(moved)
             buffer.count += count
         else:
-            self.channel.append(RAMP, (time, moved), count)  # type: ignore[union-attr]
+            self.channel.append(buffer, (time, moved), count)  # type: ignore[union-attr]
         return True
 
     def _is_alone(self, until: int) -> bool:
@@ -345,7 +349,8 @@ def _inject(channel: RouterChannel, time: int, moved: list[int], marked: int) ->
     if marked:
         channel.extend(RAMP, split_runs(time, moved), len(moved), marked)
     else:
-        channel.append(RAMP, (time, moved), len(moved))
+        channel.check_direction(RAMP)
+        channel.append(channel.inputs[RAMP], (time, moved), len(moved))
 
 
 def split_runs(time: int, words: list[int]) -> list[Run]:

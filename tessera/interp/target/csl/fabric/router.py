@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 from tessera.interp.target.csl.fabric.data_path import DataPath
 from tessera.interp.target.csl.fabric.output_queue import OutputQueue
@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     from tessera.interp.target.csl.fabric.router_grid import Fabric
 
 
-# A direction, the side of the target that it enters, the target, and the words that wait there.
-Way = tuple[int, int, Any, WordBuffer]
+# A direction, the target, and the words that wait there.
+Way = tuple[int, Any, WordBuffer]
 CLOSED_DEPTH = 0  # words that a router takes from a direction which its switch position does not: slides of vectors
 _DOWN = (RAMP,)
 MAX_LOOKAHEAD = 512  # routers on the ways of a burst that are asked for room
@@ -89,7 +89,7 @@ class RouterChannel:
     """One color at one PE's router: a finite buffer for each direction, and its route."""
 
     __slots__ = (
-        "_here", "_last", "_later", "_links", "_log", "_serve", "_slots", "_traffic", "_ways", "ahead",
+        "_here", "_last", "_later", "_links", "_log", "_origin", "_serve", "_slots", "_traffic", "_ways", "ahead",
         "color", "config", "depth", "due", "events", "granted", "inputs", "marked", "neighbours", "node", "ramp_color",
         "route", "sink", "steady",
     )  # fmt: skip
@@ -110,7 +110,8 @@ class RouterChannel:
         self.due: int | None = None
         self._links, self._traffic, self._log = node.links, node.traffic, node.fabric.log
         self._serve, self._slots = self._service, self.events.slots
-        self._here: SwitchPosition = ((), ())  # that of `_ways`
+        self._here: SwitchPosition = ((), ())  # the directions from and to which `_origin` and `_ways` are
+        self._origin: WordBuffer | None = None  # the buffer of the only direction
         self._ways: list[Way] = []
 
     def open_inputs(self) -> None:
@@ -148,8 +149,7 @@ class RouterChannel:
 
     def add(self, direction: int, time: int, word: int) -> None:
         """Insert a word that arrives from `direction` at `time`."""
-        if not self.route.accepts(direction):
-            self._refuse_word(direction)
+        self.check_direction(direction)
         buffer = self.inputs[direction]
         self.marked += word > WORD_MASK
         buffer.append(max(time, buffer.last + 1) if buffer.count else time, word)
@@ -159,7 +159,11 @@ class RouterChannel:
         self.add(direction, time, word)
         self.wake(self.inputs[direction].runs[0][0])
 
-    def _refuse_word(self, direction: int) -> NoReturn:
+    def check_direction(self, direction: int) -> None:
+        """Raise the fault of words from a direction that no position of the route accepts."""
+        route = self.route
+        if route.reconfigurable or direction in route.sources:
+            return
         takes = " or ".join(sorted({DIRECTION_NAMES[d] for rx, _ in self.route.positions for d in rx}))
         self.node.fabric.raise_fault(
             f"a wavelet of color {self.color} comes from {DIRECTION_NAMES[direction]} into {self.node.name}, "
@@ -187,19 +191,18 @@ class RouterChannel:
                 calls.append(self._serve)
 
     def _service(self) -> None:
-        now, here = self.events.now, self.route.here
+        now = self.events.now
         if self.due != now:
             return  # an earlier schedule replaced this one
         self.due = None
         if self.ahead is not None:
             self.ahead.retract()
-        rx = here[0]
-        if len(rx) == 1:
-            buffer = self.inputs[rx[0]]
-            if not buffer.count:
-                return
-            if (here is self._here or self._find_plain_ways()) and self._relay(buffer, now):
-                return
+        route = self.route
+        if route.in_teardown:
+            return
+        buffer = self._origin if route.here is self._here else self._find_origin()
+        if buffer is not None and (not buffer.count or self._relay(buffer, now)):
+            return
         while self._step(now):
             pass
 
@@ -210,22 +213,14 @@ class RouterChannel:
         Equal to `_step`, for the cases that are by far the most frequent. Returns whether nothing is left to do.
         """
         runs = buffer.runs
-        if self.route.in_teardown:
-            return True
-        if runs[0][1][0] <= WORD_MASK:
-            if len(runs) > 1 and (len(runs) > 2 or runs[1][1][0] <= WORD_MASK):
-                return False
-            done = self._relay_run(buffer, now)
-            if done is not None:
-                return done
-        return len(runs) == 1 and self._relay_command(buffer, now)
-
-    def _relay_run(self, buffer: WordBuffer, now: int) -> bool | None:
-        """Forward the first run; None if a control wavelet is left, otherwise as `_relay`."""
-        start, words = buffer.runs[0]
+        start, words = runs[0]
+        if words[0] > WORD_MASK:
+            return len(runs) == 1 and self._relay_command(buffer, now)
         count, links, last, blocked = len(words), self._links, self._last, False
+        if count != buffer.count and (len(runs) > 2 or runs[1][1][0] <= WORD_MASK):
+            return False
         after = last + 1 if last >= now else now
-        for direction, _, _, room in self._ways:
+        for direction, _, room in self._ways:
             free = room.limit - room.count
             if free < count:
                 if free > 0:
@@ -238,16 +233,14 @@ class RouterChannel:
             return True
         if start < after:
             start = after
-        del buffer.runs[0]
+        del runs[0]
         self.granted = 0
         buffer.count -= count
         self._last = start + count - 1
         self._deliver_run((start + 1, words), count)
-        feeder = buffer.feeder
-        if feeder is not None:
-            buffer.feeder = None
-            feeder.wake(start)
-        return None if buffer.count else True
+        if buffer.feeder is not None:
+            buffer.wake_feeder(start)
+        return not runs or (len(runs) == 1 and self._relay_command(buffer, now))
 
     def _relay_command(self, buffer: WordBuffer, now: int) -> bool:
         """Forward the control wavelet at the head if it ends in the routers, or wait; equal to `_step`."""
@@ -256,7 +249,7 @@ class RouterChannel:
             return False
         time, links = max(time, now, self._last + 1), self._links
         ways = [way for way in self._ways if way[0] != RAMP]
-        for direction, _, _, room in ways:
+        for direction, _, room in ways:
             if room.count >= room.limit:
                 room.feeder = self
                 return True
@@ -267,9 +260,9 @@ class RouterChannel:
         buffer.count = 0
         self.marked -= 1
         onward = self._execute_command(word, time)
-        for direction, side, target, _ in ways:
+        for direction, target, _ in ways:
             self._count_wavelet(direction, time)
-            target.receive(side, time + 1 + self._later, onward)
+            target.receive(OPPOSITE[direction], time + 1 + self._later, onward)
         buffer.wake_feeder(time)
         if self.route.current == position:
             return True
@@ -318,7 +311,7 @@ class RouterChannel:
         """Forward all data words at the head that have room, one per cycle; equal to repeated `_send`."""
         count, links = self.depth, self._links
         time = self._last if self._last >= now else now - 1
-        for direction, _, _, room in self._ways:
+        for direction, _, room in self._ways:
             free = room.limit - room.count
             if free <= 0:
                 room.feeder = self
@@ -344,7 +337,7 @@ class RouterChannel:
         if buffer.runs[0][1][0] > WORD_MASK:
             return False
         blocked = False
-        for _, _, _, room in self._ways:
+        for _, _, room in self._ways:
             if room.limit <= room.count:
                 room.feeder = self
                 blocked = True
@@ -353,12 +346,13 @@ class RouterChannel:
     def _deliver_run(self, run: Run, count: int) -> None:
         """Forward one run of words."""
         links, traffic, last, log = self._links, self._traffic, self._last + 1, self._log
-        for direction, side, target, _ in self._ways:
+        onward = (run[0] + self._later, run[1]) if self._later else run
+        for direction, target, room in self._ways:
             links[direction] = last
             traffic[direction] += count
             if log is not None:
                 log(self.node.x, self.node.y, direction, run[0] - 1, last - 1, count)
-            target.append(side, run if direction == RAMP or not self._later else (run[0] + self._later, run[1]), count)
+            target.append(room, run if direction == RAMP else onward, count)
 
     def _deliver(self, sent: list[Run], count: int, ahead: bool) -> None:
         """Forward the words of a burst; `ahead`: because their whole way is clear."""
@@ -366,13 +360,15 @@ class RouterChannel:
             self._deliver_run(sent[0], count)
             return
         links, traffic, last, log = self._links, self._traffic, self._last + 1, self._log
-        for direction, side, target, _ in self._ways:
+        for direction, target, _ in self._ways:
             links[direction] = last
             traffic[direction] += count
             if log is not None:
                 log(self.node.x, self.node.y, direction, sent[0][0] - 1, last - 1, count)
             later = 0 if direction == RAMP else self._later
-            target.extend(side, [(time + later, words) for time, words in sent] if later else sent, count)
+            target.extend(
+                OPPOSITE[direction], [(time + later, words) for time, words in sent] if later else sent, count
+            )
             if ahead:
                 target.granted += count
 
@@ -383,18 +379,29 @@ class RouterChannel:
         self._find_ways()
         return True
 
+    def _find_origin(self) -> WordBuffer | None:
+        """The buffer of the only direction that words come from, empty or with known ways; None: `_step` finds it."""
+        rx = self.route.here[0]
+        if len(rx) != 1:
+            return None
+        buffer = self.inputs[rx[0]]
+        return buffer if not buffer.count or self._find_plain_ways() else None
+
     def _find_ways(self) -> None:
         """Find the buffer that words come from, and the queues and buffers that they enter."""
-        here = self.route.here
-        tx = here[1]
+        rx, tx = here = self.route.here
         if tx is not self._here[1]:
-            ways: list[Way] = []
-            for direction in tx:
-                target: Any = self.node.get_input(self.ramp_color) if direction == RAMP else self._neighbour(direction)
-                side = OPPOSITE[direction]
-                ways.append((direction, side, target, target.words if direction == RAMP else target.inputs[side]))
-            self._ways = ways
-        self._here = here
+            self._ways = [self._find_way(direction) for direction in tx]
+        self._here, self._origin = here, self.inputs[rx[0]] if len(rx) == 1 else None
+
+    def _find_way(self, direction: int) -> Way:
+        """The queue or the router that words in a direction enter, if it accepts them, and where they wait there."""
+        if direction == RAMP:
+            queue = self.node.get_input(self.ramp_color)
+            return direction, queue, queue.words
+        target, side = self._neighbour(direction), OPPOSITE[direction]
+        target.check_direction(side)
+        return direction, target, target.inputs[side]
 
     def count_accepted(self, direction: int, wanted: int, steps: list[int] | None = None) -> int:
         """The number of words from `direction` that need not wait before this router, up to `wanted`.
@@ -416,7 +423,7 @@ class RouterChannel:
         """The number of words whose whole way is clear: known already if a router before this one asked."""
         if self.granted >= wanted:
             return wanted
-        if tx == _DOWN and self._ways[0][3].limit <= self._ways[0][2].depth:
+        if tx == _DOWN and self._ways[0][2].limit <= self._ways[0][1].depth:
             return 0  # no operation awaits words there
         return self._count_passing(tx, wanted, [MAX_LOOKAHEAD])
 
@@ -439,9 +446,7 @@ class RouterChannel:
 
     def extend(self, direction: int, runs: list[Run], count: int, marked: int = 0) -> None:
         """Insert runs of `count` words that arrive from `direction`; `marked` of them are not plain data."""
-        route = self.route
-        if not route.reconfigurable and direction not in route.sources:
-            self._refuse_word(direction)
+        self.check_direction(direction)
         buffer = self.inputs[direction]
         if not buffer.count or buffer.last < runs[0][0]:
             buffer.runs += runs
@@ -460,20 +465,20 @@ class RouterChannel:
             else:
                 self.wake(time)
 
-    def append(self, direction: int, run: Run, count: int) -> None:
-        """Insert one run of `count` data words; equal to `extend`."""
-        route, runs = self.route, self.inputs[direction].runs
-        time = run[0]
+    def append(self, buffer: WordBuffer, run: Run, count: int) -> None:
+        """Insert one run of `count` data words into the buffer of a direction that the route accepts.
+
+        Equal to `extend`.
+        """
+        runs, time = buffer.runs, run[0]
         if runs:
             start, words = runs[-1]
             if start + len(words) > time:
-                self.extend(direction, [run], count)
+                self.extend(self.inputs.index(buffer), [run], count)
                 return
             time = runs[0][0]
-        if not route.reconfigurable and direction not in route.sources:
-            self._refuse_word(direction)
         runs.append(run)
-        self.inputs[direction].count += count
+        buffer.count += count
         due = self.due
         if due is None or time < due:
             calls = self._slots.get(time)
@@ -598,9 +603,12 @@ class EdgeChannel:
         """Accept words in order."""
         self.channel.get_host_sink().take(word for _, words in runs for word in words if not word & CONTROL_FLAG)
 
-    def append(self, direction: int, run: Run, count: int) -> None:
+    def append(self, buffer: WordBuffer, run: Run, count: int) -> None:
         """Accept words in order."""
-        self.extend(direction, [run], count)
+        self.extend(RAMP, [run], count)
+
+    def check_direction(self, direction: int) -> None:
+        """Accept words from every direction."""
 
     def receive(self, direction: int, time: int, word: int) -> None:
         """Accept a word."""

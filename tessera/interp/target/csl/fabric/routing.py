@@ -43,6 +43,9 @@ class Opcode(IntEnum):
     TEARDOWN = 3
 
 
+_OPCODES = tuple(Opcode)
+
+
 def decode_entry_point(word: int) -> int | None:
     """The control task that a payload names, or None.
 
@@ -60,7 +63,7 @@ def decode_commands(word: int) -> list[tuple[Opcode, bool]]:
     >>> decode_commands((5 << 22) | (4 << 25))[:2]
     [(<Opcode.SWITCH_ADV: 1>, True), (<Opcode.NOP: 0>, True)]
     """
-    return [(Opcode((word >> low) & 3), bool((word >> ignore) & 1)) for low, ignore in _COMMAND_FIELDS]
+    return [(_OPCODES[word >> low & 3], bool(word >> ignore & 1)) for low, ignore in _COMMAND_FIELDS]
 
 
 @lru_cache(maxsize=4096)
@@ -176,7 +179,7 @@ def _only_position(rx: Directions, tx: Directions) -> tuple[SwitchPosition, tupl
     return here, (here,), frozenset(rx)
 
 
-@dataclass
+@dataclass(slots=True)
 class ColorRoute:
     """The route of one color: position 0, the changes of positions 1 to 3 to their predecessor, and the present
     position.
@@ -194,9 +197,11 @@ class ColorRoute:
     pop: str = "no_pop"
     filter: WaveletFilter | None = None
     in_teardown: bool = False
-    reconfigurable: bool = (
-        False  # in teardown the program may change the route: a wavelet that no position accepts waits
-    )
+    # In teardown the program may change the route: a wavelet that no position accepts waits.
+    reconfigurable: bool = False
+    here: SwitchPosition = field(init=False)
+    positions: tuple[SwitchPosition, ...] = field(init=False)
+    sources: frozenset[int] = field(init=False)  # the directions from which some position accepts wavelets
 
     def __post_init__(self) -> None:
         self.reconfigurable = self.reconfigurable or self.in_teardown
