@@ -38,7 +38,6 @@ from benchmarks import peer_llm_torch as peers
 from benchmarks.machine import RESULTS, describe
 from benchmarks.training_steps import GptSizes, make_gpt
 from tessera import nn, optim
-from tessera.core.types import bf16
 from tessera.llm.decoding import LateReader
 from tessera.llm.loading import find_packaged_model
 from tessera.llm.weights import build_weights, list_shapes
@@ -68,8 +67,8 @@ def shrink(config: ts.llm.DecoderConfig) -> ts.llm.DecoderConfig:
     return ts.llm.DecoderConfig(**{**vars(config), **TINY_SIZES, "heads": 4, "kv_heads": heads})
 
 
-def draw(config: ts.llm.DecoderConfig, quantised: bool = False) -> dict[str, Any]:
-    """Random weights: bf16, or quantised as SmolLM2's (matrices Q4_1, embedding Q8_0, norms f32)."""
+def draw(config: ts.llm.DecoderConfig, quantised: bool = False, dtype: ts.DType = ts.bf16) -> dict[str, Any]:
+    """Random weights: of a type, or quantised as SmolLM2's (matrices Q4_1, embedding Q8_0, norms f32)."""
     rng = np.random.default_rng(0)
     block = rng.standard_normal((1 << 20) + 7).astype(np.float32)
     shapes = list_shapes(config, biases=config.norm == "layer")
@@ -79,7 +78,7 @@ def draw(config: ts.llm.DecoderConfig, quantised: bool = False) -> dict[str, Any
         if quantised and len(shape) == 2:
             return _draw_matrix(rng, shape, packed=path != "embedding.weight")
         made = np.resize(block, shape) * np.float32(0.03) + np.float32(path.endswith("norm.weight"))
-        return made if quantised else made.astype(bf16.numpy)
+        return made if quantised else made.astype(dtype.numpy)
 
     return build_weights(config, {n: partial(read, n) for n in shapes}, {n: n for n in shapes})
 
@@ -203,18 +202,22 @@ class Row:
 class Decoding(Row):
     """Seconds of a step of greedy decoding."""
 
-    def __init__(self, options: argparse.Namespace, config: Any, batch: int, quantised: bool = False) -> None:
+    def __init__(
+        self, options: argparse.Namespace, config: Any, batch: int, quantised: bool = False, dtype: Any = ts.bf16
+    ) -> None:
         super().__init__(options)
         config, weights = shrink(config) if options.tiny else config, None
         if quantised and not options.tiny:
             weights, config = self.load_packaged(config)
         self.batch, count = batch, options.tokens
-        room, weights = START + FORCED + count, weights or draw(config, quantised)
-        self.model = ts.llm.LanguageModel(config, weights, target=options.target, cache_dtype=ts.bf16)
-        cached = 2 * config.layers * batch * (START + count / 2) * config.kv_heads * config.head_size * 2
+        room, weights = START + FORCED + count, weights or draw(config, quantised, dtype)
+        self.config, self.weights = config, weights
+        self.model = ts.llm.LanguageModel(config, weights, target=options.target, cache_dtype=dtype)
+        cached = 2 * config.layers * batch * (START + count / 2) * config.kv_heads * config.head_size * dtype.bits / 8
         self.bytes, self.units, self.room = count_bytes(weights) + cached, float(batch), room
         wide = widen(weights)
-        self.peer = lambda: peers.PeerDecoder(config, wide, self.device, batch, room)
+        held = torch.float32 if dtype == ts.f32 else torch.bfloat16
+        self.peer = lambda: peers.PeerDecoder(config, wide, self.device, batch, room, held)
         self.first = np.random.default_rng(1).integers(0, config.vocabulary, (FORCED, batch, 1))
 
     def load_packaged(self, config: Any) -> tuple[Any, Any]:

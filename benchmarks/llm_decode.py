@@ -83,8 +83,8 @@ def make_peers(path: Path, batch: int, threads: int) -> dict[str, Callable[[int]
     return {name: partial(run, model) for name, model in models.items()}
 
 
-def make_llama_cpp(path: Path, threads: int) -> dict[str, Callable[[int], float]]:
-    """The same with llama.cpp; empty where its package is not installed."""
+def make_llama_cpp(path: Path, threads: int, prompt: int = PROMPT) -> dict[str, Callable[[int], float]]:
+    """The same with llama.cpp, after a prompt of so many tokens; empty where its package is not installed."""
     try:
         import xllamacpp
     except ImportError:
@@ -95,7 +95,7 @@ def make_llama_cpp(path: Path, threads: int) -> dict[str, Callable[[int], float]
     server = xllamacpp.Server(parameters)
 
     def run(count: int) -> float:
-        request = {"prompt": list(range(100, 100 + PROMPT)), "n_predict": count, "temperature": 0, "ignore_eos": True}
+        request = {"prompt": list(range(100, 100 + prompt)), "n_predict": count, "temperature": 0, "ignore_eos": True}
         timings = server.handle_completions({**request, "cache_prompt": False})["timings"]
         assert timings["predicted_n"] == count
         return float(timings["predicted_ms"]) / 1e3

@@ -20,24 +20,29 @@ Run = Callable[[], Any]
 Attend = Callable[[int, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 
 
-def to_torch(weights: Any, device: str) -> Any:
-    """A pytree of arrays as bf16 tensors of PyTorch on a device."""
+def to_torch(weights: Any, device: str, dtype: torch.dtype = torch.bfloat16) -> Any:
+    """A pytree of arrays as tensors of PyTorch on a device, of bf16 or f32."""
     if isinstance(weights, dict):
-        return {n: to_torch(w, device) for n, w in weights.items()}
+        return {n: to_torch(w, device, dtype) for n, w in weights.items()}
     if isinstance(weights, list):
-        return [to_torch(w, device) for w in weights]
+        return [to_torch(w, device, dtype) for w in weights]
+    if dtype == torch.float32:
+        return torch.from_numpy(np.array(weights, dtype=np.float32)).to(device)
     bits = np.ascontiguousarray(weights, dtype=bf16.numpy).view(np.uint16)
     return torch.from_numpy(bits).to(device).view(torch.bfloat16)
 
 
 class PeerDecoder:
-    """The decoder of a configuration in bf16 with a cache [batch, heads, room, head size] for each layer."""
+    """The decoder of a configuration, in bf16 or f32, with a cache [batch, heads, room, head size] for each layer."""
 
-    def __init__(self, config: DecoderConfig, weights: Any, device: str, batch: int, room: int) -> None:
+    def __init__(
+        self, config: DecoderConfig, weights: Any, device: str, batch: int, room: int,
+        dtype: torch.dtype = torch.bfloat16,
+    ) -> None:  # fmt: skip
         self.config, self.device, self.batch, self.room = config, device, batch, room
-        self.weights = to_torch(weights, device)
+        self.weights = to_torch(weights, device, dtype)
         shape = (batch, config.kv_heads, room, config.head_size)
-        make = lambda: torch.zeros(shape, device=device, dtype=torch.bfloat16)  # noqa: E731
+        make = lambda: torch.zeros(shape, device=device, dtype=dtype)  # noqa: E731
         self.keys, self.values = ([make() for _ in range(config.layers)] for _ in range(2))
         self.tokens = torch.zeros(batch, 1, device=device, dtype=torch.long)
         self.place = torch.zeros(1, device=device, dtype=torch.long)

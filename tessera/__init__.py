@@ -215,6 +215,7 @@ if TYPE_CHECKING:
     from tessera.transforms.determinism import deterministic, verify_determinism
     from tessera.transforms.flow import (
         accumulate_grad,
+        associative_scan,
         cond,
         diff_through_opt,
         fold,

@@ -50,7 +50,7 @@ EXPORTS = {
     ),
     "tessera.transforms.determinism": "deterministic verify_determinism",
     "tessera.transforms.flow": (
-        "accumulate_grad cond diff_through_opt fold fori_loop gradient_accumulation implicit_diff map "
+        "accumulate_grad associative_scan cond diff_through_opt fold fori_loop gradient_accumulation implicit_diff map "
         "per_example_grad scan while_loop"
     ),
     "tessera.transforms.functional": (
@@ -144,6 +144,7 @@ SPELLINGS = {
     "next_power_of_2": "1 << (n - 1).bit_length()",
     "normalize": "ts.lp_normalize",
     "msort": "ts.sort(x, axis=0)",
+    "multinomial": "ts.argmax(ts.log(p) - ts.log(-ts.log(ts.rand(p.shape))), axis=-1), for one draw of each row",
     "numel": "x.size",
     "rand_like": "ts.rand(x.shape)",
     "randn_like": "ts.randn(x.shape)",

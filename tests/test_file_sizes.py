@@ -15,7 +15,7 @@ LONG = {
         680,
         "a kernel under construction, and each rule of what it takes in",
     ),
-    "tessera/nn/module.py": (770, "a module and the containers into which it wraps lists and dicts of modules"),
+    "tessera/nn/module.py": (680, "a module: its parts, its state, and its pytree"),
     "tessera/ops/tensor/shape.py": (660, "each op with all its rules"),
     "tessera/stablehlo/parser.py": (660, "one recursive-descent parser"),
 }

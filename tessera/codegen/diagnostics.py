@@ -26,7 +26,8 @@ Site = Mapping[str, Any]  # one print or assertion of the text, as the manifest 
 
 def describe_location(location: Location) -> list[Any]:
     """A source location as JSON data; `Location(*data)` is the location again."""
-    return [location.file, location.line, location.column, location.end_column]
+    place = [location.file, location.line, location.column, location.end_column]
+    return [*place, location.scope] if location.scope else place
 
 
 def decode_operand(operand: Mapping[str, Any], data: np.ndarray) -> np.ndarray:

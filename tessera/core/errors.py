@@ -11,7 +11,8 @@ import os
 import stat
 import sys
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from contextvars import ContextVar
+from dataclasses import dataclass, field, replace
 from types import CodeType, FrameType, TracebackType
 from typing import Any, TypeVar
 
@@ -30,12 +31,16 @@ _COMMAND_FOLDER = os.path.join(_PACKAGE_FOLDER, "tools", "cli") + os.sep
 
 @dataclass(frozen=True)
 class Location:
-    """A location in a source file: lines and columns count from 1; column 0 means unknown."""
+    """A location in a source file: lines and columns count from 1; column 0 means unknown.
+
+    `scope` is the module or state object in which a program was traced there; equal lines of several are one location.
+    """
 
     file: str = "?"
     line: int = 0
     column: int = 0
     end_column: int = 0
+    scope: str = field(default="", compare=False, repr=False)
 
     def __str__(self) -> str:
         column = f":{self.column}" if self.column else ""
@@ -103,6 +108,8 @@ def read_source_line(file: str, line: int) -> str:
 
 
 UNKNOWN = Location()
+# The module or state object whose method runs: a CallScope (tessera/core/pytree.py), whose text names it, or None.
+CURRENT_SCOPE: ContextVar[Any] = ContextVar("scope", default=None)
 
 
 def frame_location(frame: FrameType) -> Location:
@@ -165,6 +172,17 @@ def user_location() -> Location:
             return frame_location(frame)
         frame = frame.f_back
     return UNKNOWN
+
+
+def trace_location() -> Location:
+    """The user's line that called, in the scope of the module or state object whose method runs."""
+    return add_scope(user_location())
+
+
+def add_scope(place: Location) -> Location:
+    """A location in the scope of the module or state object whose method runs."""
+    scope = CURRENT_SCOPE.get()
+    return place if scope is None else replace(place, scope=str(scope))
 
 
 _COMMAND, _USER, _SKIPPED = range(3)
@@ -369,6 +387,7 @@ class TesseraError(Exception):
     ) -> None:
         super().__init__(message)
         self.message = message
+        self.scope = ""  # the module or state object that raised it outside of a trace
         self.instance: tuple[int, ...] | None = None  # the program (and tile) that failed in an interpreter, if known
         self.site: Any = None  # the instruction and the thread that failed in an emulator, if known
         self.location = None if location == UNKNOWN else location
@@ -382,9 +401,14 @@ class TesseraError(Exception):
             self.location = location
         return self
 
+    def describe_scope(self) -> str:
+        """The module or state object that failed, in brackets: of the location, or the innermost that was running."""
+        found = (self.location.scope if self.location else "") or self.scope
+        return f" (in {found})" if found else ""
+
     def __str__(self) -> str:
         place = f"{self.location}: " if self.location else ""
-        lines = [f"{place}{type(self).__name__}: {self.message}"]
+        lines = [f"{place}{type(self).__name__}: {self.message}{self.describe_scope()}"]
         if self.location and (excerpt := self.location.excerpt()):
             lines.append(excerpt)
         for title in ("expected", "received", "suggestion"):

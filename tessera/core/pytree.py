@@ -1,5 +1,5 @@
-"""Pytrees: nested containers of tensors are flattened to leaves and rebuilt (as in JAX); and what becomes of buffers in
-them that a traced function replaces.
+"""Pytrees: nested containers of tensors are flattened to leaves and rebuilt (as in JAX); what becomes of buffers in
+them that a traced function replaces; and name scopes, the paths of the objects whose methods run.
 """
 
 from __future__ import annotations
@@ -7,10 +7,11 @@ from __future__ import annotations
 import dataclasses
 import warnings
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from tessera.core.errors import ArgumentError, LostUpdateWarning, user_location
+from tessera.core.errors import CURRENT_SCOPE, ArgumentError, LostUpdateWarning, user_location
 
 # Registered classes: how their instances are taken apart and put together.
 
@@ -359,3 +360,79 @@ def describe_lost(paths: list[str]) -> str:
         f"{more}. Return the module too, under ts.value_and_grad as (loss, model) with has_aux=True; "
         "or call model.eval() first"
     )
+
+
+# Name scopes: what errors of compiled programs say of the place at which their op was traced.
+
+
+class CallScope:
+    """An object whose method runs, and the scope of the method that called it (JAX's named_scope).
+
+    Its name, the path of the object in the one that holds it and its class, is found when it is asked for.
+
+    The object has a method `__parts__`, which gives the objects that it holds with their names; or it is a dict of the
+    arguments of a function, in which only state objects (`is_state`) are looked for: a module's path begins at the
+    outermost module, as in its state dict.
+    """
+
+    __slots__ = ("name", "outer", "owner", "path")
+
+    def __init__(self, owner: Any, outer: CallScope | None) -> None:
+        self.owner, self.outer = owner, outer
+        self.path: str | None = None
+        self.name = ""
+
+    def __str__(self) -> str:
+        if not self.name and not isinstance(self.owner, Mapping):
+            path, kind = self.find_path(), type(self.owner).__name__
+            self.name = f"{path}: {kind}" if path else kind
+        return self.name
+
+    def find_path(self) -> str:
+        """The path of the object in the outermost object that holds it; "" if none does."""
+        if self.path is None:
+            found = next(self._iterate_paths(), ("",))
+            self.path = ".".join(part for part in found if part)
+        return self.path
+
+    def _iterate_paths(self) -> Iterator[tuple[str, ...]]:
+        outer, is_state = self.outer, getattr(type(self.owner), "is_state", False)
+        while outer is not None:
+            named = is_state or not isinstance(outer.owner, Mapping)
+            below = "" if outer.owner is self.owner else find_part(outer.owner, self.owner) if named else None
+            if below is not None:
+                yield outer.find_path(), below
+            outer = outer.outer
+
+
+@contextmanager
+def in_scope(owner: Any, outermost: bool = False) -> Iterator[None]:
+    """A context in which a method of an object runs; `outermost`: whatever called it is no scope of it."""
+    token = CURRENT_SCOPE.set(CallScope(owner, None if outermost else CURRENT_SCOPE.get()))
+    try:
+        yield
+    finally:
+        CURRENT_SCOPE.reset(token)
+
+
+def find_part(whole: Any, wanted: Any) -> str | None:
+    """The path of an object in one that holds it, the shortest first; None if it does not."""
+    work, seen = [("", whole)], set()
+    for prefix, each in work:
+        for name, part in _list_parts(each):
+            path = f"{prefix}.{name}" if prefix else str(name)
+            if part is wanted:
+                return path
+            if id(part) not in seen:
+                seen.add(id(part))
+                work.append((path, part))
+    return None
+
+
+def _list_parts(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return value.items()
+    if isinstance(value, (list, tuple)):
+        return enumerate(value)
+    parts = getattr(type(value), "__parts__", None)
+    return () if parts is None else parts(value)

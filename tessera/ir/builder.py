@@ -12,7 +12,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from tessera.core.device_array import DeviceArray
-from tessera.core.errors import Location, TesseraError, user_location
+from tessera.core.errors import Location, TesseraError, trace_location
 from tessera.core.types import TensorType, Type, as_dtype
 from tessera.ir.core import Attrs, Block, Function, Node, Value
 from tessera.ir.rules import Op
@@ -45,7 +45,7 @@ class Builder:
         loc: Location | None = None,
     ) -> Node:
         """Append a node; its result types come from the op's rule unless given."""
-        place = loc or self.location or user_location()
+        place = loc or self.location or trace_location()
         complete = attrs.__class__ is Attrs and [*attrs.keys()] == [*op.attrs]  # type: ignore[union-attr]
         attributes: Attrs = attrs if complete else Attrs(op.complete(attrs or {}))  # type: ignore[assignment]
         try:

@@ -14,6 +14,9 @@ from tessera.core.symbolic_dim import Dim
 from tessera.core.types import DType, RefType, TensorType, Type
 from tessera.ir.rules import Op
 
+# The names of the scopes of a location at which several were traced.
+SCOPE_SEPARATOR, MAX_SCOPES = " or ", 2
+
 
 class Attrs(Mapping[str, Any]):
     """Attributes: an immutable, hashable mapping; nested mappings are Attrs too."""
@@ -286,3 +289,24 @@ def _attr_key(value: Any) -> Any:
 def structural_hash(item: Function | Module) -> str:
     """A hash of the structure without locations: the same in every run and on every machine."""
     return hash_text(repr(structural_key(item, locations=False)))
+
+
+def merge_scopes(function: Function, other: Function) -> Function:
+    """A function that stands for an equal one too: its locations name the scopes of both."""
+    return dataclasses.replace(function, body=_merge_block_scopes(function.body, other.body))
+
+
+def _merge_block_scopes(block: Block, other: Block) -> Block:
+    pairs = zip(block.nodes, other.nodes, strict=True)
+    return dataclasses.replace(block, nodes=tuple([_merge_node_scopes(a, b) for a, b in pairs]))
+
+
+def _merge_node_scopes(node: Node, other: Node) -> Node:
+    names = node.loc.scope.split(SCOPE_SEPARATOR)
+    if not node.regions and other.loc.scope in names:
+        return node
+    if other.loc.scope not in names:
+        names = [*names, other.loc.scope] if len(names) < MAX_SCOPES else [*names[:MAX_SCOPES], "another"]
+    loc = dataclasses.replace(node.loc, scope=SCOPE_SEPARATOR.join(names))
+    regions = zip(node.regions, other.regions, strict=True)
+    return dataclasses.replace(node, loc=loc, regions=tuple([_merge_block_scopes(a, b) for a, b in regions]))

@@ -238,7 +238,7 @@ def _parse_source_position(c: IrCursor, file: IrToken, count: int) -> Location:
     for _ in range(count):
         c.expect(":")
         numbers.append(parse_integer(c, "a line or column"))
-    return Location(unquote_string(file.text), *numbers)
+    return Location(unquote_string(file.text), *numbers)  # type: ignore[arg-type]
 
 
 def parse_integer(c: IrCursor, what: str = "a whole number") -> int:

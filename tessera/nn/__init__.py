@@ -1,5 +1,7 @@
 """Neural networks: modules whose parameters are pytrees, layers, losses and initialisation."""
 
+from typing import Any
+
 from tessera.nn import functional, initialisation
 from tessera.nn import initialisation as init
 from tessera.nn.activations import (
@@ -35,6 +37,7 @@ from tessera.nn.activations import (
     Threshold,
 )
 from tessera.nn.attention import CrossAttention, GroupedQueryAttention, MultiheadAttention, SelfAttention
+from tessera.nn.containers import Lambda, ModuleDict, ModuleList, ParameterDict, ParameterList, Sequential
 from tessera.nn.convolution import Conv1d, Conv2d, Conv3d, ConvTranspose1d, ConvTranspose2d, ConvTranspose3d
 from tessera.nn.lazy import (
     LazyBatchNorm1d,
@@ -79,7 +82,7 @@ from tessera.nn.losses import (
     TripletMarginLoss,
     TripletMarginWithDistanceLoss,
 )
-from tessera.nn.module import Lambda, Module, ModuleDict, ModuleList, Parameter, Sequential
+from tessera.nn.module import Module, Parameter
 from tessera.nn.normalisation import (
     BatchNorm1d,
     BatchNorm2d,
@@ -183,7 +186,8 @@ __all__ = [
     "LogSigmoid", "LogSoftmax", "Loss", "MSELoss", "MarginRankingLoss", "MaxPool1d", "MaxPool2d", "MaxPool3d",
     "MaxUnpool1d", "MaxUnpool2d", "MaxUnpool3d", "Mish", "Module", "ModuleDict", "ModuleList", "MultiLabelMarginLoss",
     "MultiLabelSoftMarginLoss", "MultiMarginLoss", "MultiheadAttention", "NLLLoss", "PReLU", "PairwiseDistance",
-    "Parameter", "PixelShuffle", "PixelUnshuffle", "PoissonNLLLoss", "RMSNorm", "RNN", "RNNCell", "RReLU", "ReLU",
+    "Parameter", "ParameterDict", "ParameterList",
+    "PixelShuffle", "PixelUnshuffle", "PoissonNLLLoss", "RMSNorm", "RNN", "RNNCell", "RReLU", "ReLU",
     "ReLU6", "Reduction", "ReflectionPad1d", "ReflectionPad2d", "ReflectionPad3d", "ReplicationPad1d",
     "ReplicationPad2d", "ReplicationPad3d", "RotaryEmbedding", "SELU", "SelfAttention", "Sequential", "SiLU",
     "Sigmoid", "SinusoidalPositions", "SmoothL1Loss", "SoftMarginLoss", "Softmax", "Softmax2d", "Softmin", "Softplus",
@@ -193,3 +197,18 @@ __all__ = [
     "UpsamplingNearest2d", "ZeroPad1d", "ZeroPad2d", "ZeroPad3d", "add_lora", "alibi_bias", "alibi_slopes",
     "functional", "init", "initialisation", "rotate_positions", "stack_modules",
 ]  # fmt: skip
+
+# Names of torch.nn, and what to write instead: for the error of a name that is not here.
+SPELLINGS = {
+    "utils": "ts.optim.clip_by_norm and ts.optim.clip_by_value for gradients",
+    "DataParallel": "ts.pmap, or a mesh (docs/distribution.md)",
+    "SyncBatchNorm": "nn.BatchNorm2d under ts.pmap",
+    "Buffer": "the tensor itself: self.mean = ts.zeros(3) is a buffer",
+    "UninitializedParameter": "a lazy layer, such as nn.LazyLinear",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Explain a name that is not here."""
+    hint = f"; write {SPELLINGS[name]}" if name in SPELLINGS else ""
+    raise AttributeError(f"tessera.nn has no {name!r}{hint}", name=name)

@@ -122,3 +122,13 @@ def bias_of(fan_in: int, shape: Sequence[int], dtype: Any = f32) -> Tensor:
     """
     bound = 1.0 / math.sqrt(fan_in) if fan_in > 0 else 0.0
     return uniform(shape, -bound, bound, dtype)
+
+
+def __getattr__(name: str) -> Any:
+    """Explain the names of PyTorch, whose functions fill a parameter in place."""
+    plain = {"trunc_normal_": "truncated_normal"}.get(name, name.removesuffix("_"))
+    own = plain in globals()
+    hint = f"layer.weight = nn.Parameter(nn.init.{plain}(layer.weight.shape))" if own else "a tensor: ts.zeros(shape)"
+    raise AttributeError(
+        f"nn.init has no {name!r}" + (f": it makes new tensors; write {hint}" if name.endswith("_") else ""), name=name
+    )

@@ -325,7 +325,7 @@ class LoRA(Module):
 def add_lora(module: Module, rank: int = 8, alpha: float = 16.0, names: tuple[str, ...] = ()) -> Module:
     """Freeze a model and put `LoRA` around its linear layers: all, or those whose last names are in `names`.
 
-    >>> from tessera.nn.module import Sequential
+    >>> from tessera.nn.containers import Sequential
     >>> add_lora(Sequential(Linear(4, 4), Linear(4, 2)), rank=1).count_parameters()
     44
 

@@ -16,8 +16,9 @@ from tessera.core.types import bool_, f32
 from tessera.frontend.jit.tracing import Jit
 from tessera.ir.tensor import Tensor, as_tensor
 from tessera.nn import initialisation as init
+from tessera.nn.containers import ModuleList
 from tessera.nn.linear import Embedding, check_count
-from tessera.nn.module import Module, ModuleList, Parameter
+from tessera.nn.module import Module, Parameter
 from tessera.nn.normalisation import LayerNorm
 from tessera.nn.pooling import Dropout
 from tessera.nn.positions import LearnedPositions

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from tessera.core.errors import (
+    CURRENT_SCOPE,
     ArgumentError,
     DTypeError,
     TesseraError,
@@ -14,7 +15,7 @@ from tessera.core.errors import (
     hides_internal_frames,
     user_location,
 )
-from tessera.core.pytree import Parts, StaticFields, register_class
+from tessera.core.pytree import CallScope, Parts, StaticFields, register_class
 from tessera.frontend.jit.tracing import Jit
 from tessera.ir.builder import CURRENT_BUILDER
 from tessera.ir.tensor import Tensor, as_tensor, wrap_array
@@ -52,6 +53,16 @@ SUGGESTIONS = {
     "size_average": 'say reduction="mean" or reduction="sum"',
     "reduce": 'say reduction="mean" or reduction="none"',
 }
+
+
+# Methods of PyTorch's modules, and what to write instead: for the error of a name that is not here.
+SPELLINGS = {
+    "float": "module.to(ts.f32)", "half": "module.to(ts.f16)", "bfloat16": "module.to(ts.bf16)",
+    "double": "module.to(ts.f64)", "cuda": 'module.to("cuda:0")', "cpu": 'module.to("cpu")',
+    "compile": "ts.jit(module)", "register_module": "module.add_module(name, part)",
+    "register_full_backward_hook": "ts.custom_vjp around the function",
+    "get_buffer": "dict(module.named_buffers())[path]",
+}  # fmt: skip
 
 
 def check_keywords(cls: type, named: Mapping[str, Any], suggestions: Mapping[str, str] = SUGGESTIONS) -> None:
@@ -117,7 +128,8 @@ class Module:
         for store in STORES:
             if name in own.get(store, ()):
                 return own[store][name]
-        raise AttributeError(f"{type(self).__name__} has no attribute {name!r}", name=name, obj=self)
+        hint = f"; write {SPELLINGS[name]}" if name in SPELLINGS else ""
+        raise AttributeError(f"{type(self).__name__} has no attribute {name!r}{hint}", name=name, obj=self)
 
     def __setattr__(self, name: str, value: Any) -> None:
         own = self.__dict__
@@ -187,6 +199,8 @@ class Module:
     @hides_internal_frames
     def __call__(self, *args: Any, **named: Any) -> Any:
         before, after = self.__dict__["_hooks"]
+        scope = CallScope(self, CURRENT_SCOPE.get())
+        token = CURRENT_SCOPE.set(scope)
         try:
             for hook in before:
                 changed = hook(self, args)
@@ -197,8 +211,14 @@ class Module:
                 found = found if changed is None else changed
             return found
         except TesseraError as error:
-            _name_module(error, self)
+            error.scope = error.scope or str(scope)
             raise
+        finally:
+            CURRENT_SCOPE.reset(token)
+
+    def __parts__(self) -> list[tuple[str, Any]]:
+        """What errors may name by its path: the parts, and the state objects among the settings."""
+        return [*self._modules.items(), *((n, v) for n, v in self.__dict__.items() if n not in _PRIVATE)]
 
     def register_forward_hook(self, hook: Callable[..., Any]) -> Callable[[], None]:
         """Call `hook(module, args, result)` after each forward; what it returns, unless None, is the result.
@@ -254,6 +274,43 @@ class Module:
             if id(module) not in seen:
                 seen.add(id(module))
                 yield path, module
+
+    def named_children(self) -> list[tuple[str, Module]]:
+        """The direct parts with their names."""
+        return [(name, m) for name, m in self._modules.items() if m is not None]
+
+    def get_submodule(self, path: str) -> Module:
+        """The module at a path ("layers.0.linear"); "" is this one.
+
+        Raises:
+            ArgumentError: there is none.
+        """
+        found = self
+        for name in path.split(".") if path else ():
+            found = find_part(found, name)
+        return found
+
+    def get_parameter(self, path: str) -> Tensor:
+        """The parameter at a path ("layers.0.linear.weight").
+
+        Raises:
+            ArgumentError: there is none.
+        """
+        owner, _, name = path.rpartition(".")
+        found = self.get_submodule(owner)._parameters
+        if name not in found:
+            raise ArgumentError(
+                f"{type(self).__name__} has no parameter {path}", location=user_location(),
+                expected=", ".join(n for n, _ in self.named_parameters()) or "none",
+            )  # fmt: skip
+        return found[name]  # type: ignore[no-any-return]
+
+    def add_module(self, name: str, module: Any) -> None:
+        """Add a part under a name; None reserves it."""
+        if module is None:
+            self._modules[name] = None
+            return
+        setattr(self, name, check_module(module, type(self).__name__))
 
     def modules(self) -> list[Module]:
         """This module and all below it."""
@@ -408,7 +465,10 @@ class CompiledModule:
     """A compiled call of a module: its parameters are arguments of the program, its new buffers are kept.
 
     >>> from tessera.frontend.jit.tracing import jit
-    >>> jit(Lambda(lambda x: x + 1.0))(2.0)
+    >>> class Increment(Module):
+    ...     def forward(self, x):
+    ...         return x + 1.0
+    >>> jit(Increment())(2.0)
     Tensor(3., f32)
     """
 
@@ -459,20 +519,6 @@ def _iterate_tensors(module: Module, store: str) -> Iterator[tuple[str, Tensor]]
             if tensor is not None and id(tensor) not in seen:
                 seen.add(id(tensor))
                 yield (f"{path}.{name}" if path else name), tensor
-
-
-def _name_module(error: TesseraError, module: Module) -> None:
-    """Add the path of the module that failed to an error, as it leaves one module after the other."""
-    known = getattr(error, "module_path", None)
-    if known is None:
-        first, inner, path = error.message, module, ""
-    else:
-        first, inner, below, last = known
-        name = next((n for n, m in module.named_modules() if m is last and n), "")
-        path = ".".join(part for part in (name, below) if part)
-    error.module_path = (first, inner, path, module)  # type: ignore[attr-defined]
-    error.message = f"{first} (in {path}: {type(inner).__name__})" if path else f"{first} (in {type(inner).__name__})"
-    error.args = (error.message,)
 
 
 # The pytree of a module: one node whose children are all its tensors, by path. A tied tensor is one child.
@@ -577,16 +623,21 @@ def _build_module(spec: Any, leaves: list[Any], made: list[Module]) -> Module:
     return module  # type: ignore[no-any-return]
 
 
-# Containers of modules.
+# Parts, and the containers that stand for lists and dicts of them.
+
+
+# By the kind of a value, and whether it holds parameters: filled by tessera/nn/containers.py.
+WRAPPERS: dict[tuple[type, bool], type] = {}
 
 
 def _wrap_modules(value: Any) -> Any:
-    """A list or dict that holds modules as one module."""
-    if isinstance(value, (list, tuple)) and any(isinstance(v, (Module, Parameter)) for v in value):
-        return ModuleList(value)
-    if isinstance(value, dict) and any(isinstance(v, (Module, Parameter)) for v in value.values()):
-        return ModuleDict(value)
-    return value
+    """A list or dict that holds modules, or parameters, as one module."""
+    if not isinstance(value, (list, tuple, dict)):
+        return value
+    kind, held = (dict, list(value.values())) if isinstance(value, dict) else (list, list(value))
+    if not any(isinstance(v, (Module, Parameter)) for v in held):
+        return value
+    return WRAPPERS[kind, all(isinstance(v, Parameter) for v in held)](value)
 
 
 def check_module(value: Any, where: str) -> Module:
@@ -603,7 +654,7 @@ def check_module(value: Any, where: str) -> Module:
     return value
 
 
-def _find_part(module: Module, key: Any) -> Module:
+def find_part(module: Module, key: Any) -> Module:
     """A part of a container by its number or name.
 
     Raises:
@@ -618,148 +669,3 @@ def _find_part(module: Module, key: Any) -> Module:
     raise ArgumentError(
         f"there is no module {key!r}", location=user_location(), expected=", ".join(names) or "none: it is empty"
     )
-
-
-class ModuleList(Module):
-    """A list of modules: indexed and iterated as a list.
-
-    >>> len(ModuleList([ModuleList(), ModuleList()]))
-    2
-    """
-
-    def __init__(self, modules: Any = ()) -> None:
-        for module in modules:
-            self.append(module)
-
-    def append(self, module: Module) -> ModuleList:
-        """Add a module at the end."""
-        self._modules[str(len(self._modules))] = check_module(module, type(self).__name__)
-        return self
-
-    def __getitem__(self, index: Any) -> Any:
-        found = list(self._modules.values())
-        if isinstance(index, slice):
-            return type(self)(found[index])
-        return _find_part(self, index)
-
-    def __setitem__(self, index: int, module: Module) -> None:
-        name = list(self._modules)[index]
-        self._modules[name] = check_module(module, type(self).__name__)
-
-    def __len__(self) -> int:
-        return len(self._modules)
-
-    def __iter__(self) -> Iterator[Module]:
-        return iter(list(self._modules.values()))
-
-
-class ModuleDict(Module):
-    """A dict of modules: indexed and iterated as a dict.
-
-    >>> list(ModuleDict({"a": ModuleList()}))
-    ['a']
-    """
-
-    def __init__(self, modules: Mapping[str, Module] | None = None) -> None:
-        for name, module in (modules or {}).items():
-            self[name] = module
-
-    def __setitem__(self, name: str, module: Module) -> None:
-        self._modules[name] = check_module(module, type(self).__name__)
-
-    def __getitem__(self, name: str) -> Module:
-        return _find_part(self, name)
-
-    def __len__(self) -> int:
-        return len(self._modules)
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(list(self._modules))
-
-    def __contains__(self, name: str) -> bool:
-        return name in self._modules
-
-    def items(self) -> list[tuple[str, Module]]:
-        """The names and modules."""
-        return list(self._modules.items())
-
-    def values(self) -> list[Module]:
-        """The modules."""
-        return list(self._modules.values())
-
-
-class Sequential(Module):
-    """Modules one after the other: the result of each is the argument of the next.
-
-    It takes modules, a list of them, or a dict of named ones; `add` appends. A function is taken as a module.
-
-    >>> Sequential(lambda x: x + 1.0, lambda x: x * 2.0)(1.0)
-    Tensor(4., f32)
-    """
-
-    def __init__(self, *modules: Any) -> None:
-        listed = modules[0] if len(modules) == 1 and isinstance(modules[0], (list, tuple, dict)) else modules
-        named = listed.items() if isinstance(listed, dict) else ((str(i), m) for i, m in enumerate(listed))
-        for name, module in named:
-            self._modules[name] = _as_module(module)
-
-    def add(self, module: Any) -> Sequential:
-        """Append a module."""
-        self._modules[str(len(self._modules))] = _as_module(module)
-        return self
-
-    append = add
-
-    def forward(self, x: Any) -> Any:
-        """The result of the last module."""
-        x = as_tensor(x) if isinstance(x, (int, float)) else x
-        before: Module | None = None
-        for module in self._modules.values():
-            if before is not None and isinstance(x, tuple) and _takes_one_tensor(module):
-                raise ArgumentError(
-                    f"{type(module).__name__} takes one tensor, and {type(before).__name__} gives {len(x)} values",
-                    location=user_location(), suggestion=f"put `lambda y: y[0]` behind {type(before).__name__}",
-                )  # fmt: skip
-            before, x = module, module(x)
-        return x
-
-    def __getitem__(self, index: Any) -> Any:
-        if isinstance(index, slice):
-            return Sequential(dict([*self._modules.items()][index]))  # with their names, as in PyTorch
-        return _find_part(self, index)
-
-    def __len__(self) -> int:
-        return len(self._modules)
-
-    def __iter__(self) -> Iterator[Module]:
-        return iter(list(self._modules.values()))
-
-
-def _takes_one_tensor(module: Module) -> bool:
-    """Whether a module is a layer of this package; modules of users may take what recurrent layers give."""
-    return type(module).__module__.startswith("tessera.nn.") and not isinstance(module, (Sequential, Lambda))
-
-
-class Lambda(Module):
-    """A function as a module.
-
-    >>> Lambda(abs)(Tensor([-1.0]))
-    Tensor([1.], f32)
-    """
-
-    def __init__(self, function: Callable[..., Any]) -> None:
-        self.function = function
-
-    def forward(self, *args: Any, **named: Any) -> Any:
-        """The function's result."""
-        return self.function(*args, **named)
-
-    def extra_repr(self) -> str:
-        """The function's name."""
-        return getattr(self.function, "__name__", repr(self.function))
-
-
-def _as_module(value: Any) -> Module:
-    if isinstance(value, Module) or not callable(value) or isinstance(value, type):
-        return check_module(value, "Sequential")
-    return Lambda(value)

@@ -12,12 +12,15 @@ from tessera.core.types import f32
 from tessera.ir.tensor import Tensor, as_tensor
 from tessera.nn.activations import relu
 from tessera.nn.attention import GroupedQueryAttention, MultiheadAttention
+from tessera.nn.containers import ModuleList
 from tessera.nn.linear import Linear, check_count
-from tessera.nn.module import Module, ModuleList, check_module
+from tessera.nn.module import Module, check_module
 from tessera.nn.normalisation import LayerNorm, RMSNorm
 from tessera.nn.pooling import Dropout
+from tessera.ops.api.creation import full
 from tessera.ops.tensor import nn
 from tessera.ops.tensor import shape as shapes
+from tessera.ops.tensor.rearrange import triu
 from tessera.transforms.autodiff.custom_rules import checkpoint
 from tessera.transforms.flow.control_flow import scan
 
@@ -227,10 +230,20 @@ class Transformer(Module):
             norm=LayerNorm(d_model, layer_norm_eps, bias=bias, dtype=dtype),
         )  # fmt: skip
 
+    @staticmethod
+    def generate_square_subsequent_mask(sz: int, dtype: Any = f32) -> Tensor:
+        """The causal mask [sz, sz], which is added to scores: -inf above the diagonal, 0 elsewhere.
+
+        >>> Transformer.generate_square_subsequent_mask(2)
+        Tensor([[  0., -inf],
+                [  0.,   0.]], f32)
+        """
+        return triu(full((check_count("sz", sz), sz), float("-inf"), dtype=dtype), 1)
+
     def forward(
         self, src: Any, tgt: Any, src_mask: Any = None, tgt_mask: Any = None, memory_mask: Any = None,
         src_key_padding_mask: Any = None, tgt_key_padding_mask: Any = None, memory_key_padding_mask: Any = None,
-        src_is_causal: bool = False, tgt_is_causal: bool = False,
+        src_is_causal: bool = False, tgt_is_causal: bool = False, memory_is_causal: bool = False,
     ) -> Tensor:  # fmt: skip
         """The decoded sequence."""
         memory = self.encoder(
@@ -239,6 +252,7 @@ class Transformer(Module):
         return self.decoder(  # type: ignore[no-any-return]
             tgt, memory, tgt_mask=tgt_mask, memory_mask=memory_mask, tgt_key_padding_mask=tgt_key_padding_mask,
             memory_key_padding_mask=memory_key_padding_mask, tgt_is_causal=tgt_is_causal,
+            memory_is_causal=memory_is_causal,
         )  # fmt: skip
 
 

@@ -11,6 +11,7 @@ import numpy as np
 from tessera.core.errors import ArgumentError, user_location
 from tessera.core.types import f64
 from tessera.ir.tensor import Tensor, as_tensor
+from tessera.ops.api.creation import full
 from tessera.ops.tensor.basic import cast
 from tessera.ops.tensor.elementwise import abs, equal, exp, greater, less, maximum, sqrt, where
 from tessera.ops.tensor.reduce import sum
@@ -201,8 +202,9 @@ class Rprop(Optimizer):
     def rule(self, p: Tensor, g: Tensor, slots: Sequence[Tensor], lr: Any, shared: Mapping[str, Any]) -> Any:
         """The step."""
         same = g * slots[0]
-        factor = where(equal(same, 0.0), 1.0, where(less(same, 0.0), self.etas[0], self.etas[1]))
-        size = clip(slots[1] * cast(factor, dtype=p.dtype), *self.step_sizes)
+        shrunk, grown = (full(same.shape, eta, dtype=p.dtype) for eta in self.etas)
+        factor = where(equal(same, 0.0), 1.0, where(less(same, 0.0), shrunk, grown))
+        size = clip(slots[1] * factor, *self.step_sizes)
         g = where(less(same, 0.0), 0.0, g)
         return p - sign(g) * size, [g, size]
 

@@ -85,6 +85,9 @@ class EMA:
     def __init__(self, decay: float = 0.999) -> None:
         self.decay = check_number("decay", decay, 0.0, 1.0)
 
+    def __repr__(self) -> str:
+        return f"EMA(decay={self.decay})"
+
     def init(self, params: Any) -> Any:
         """The first average: the parameters."""
         return _map(params, lambda p: p)

@@ -82,7 +82,10 @@ class Optimizer:
         return ()
 
     def scalars(self, step: Tensor) -> dict[str, Tensor]:
-        """The numbers of a parameter in one step, which counts from 1: for one step, or for each of a vector."""
+        """The numbers of a parameter in one step, which counts from 1: for one step, or for each of a vector.
+
+        The step is of integers, and of f64 where a parameter is: `count_in_floats` gives the type to compute in.
+        """
         return {}
 
     def counts_steps(self) -> bool:
@@ -127,11 +130,12 @@ class Optimizer:
 
         `grads` has the structure of `params`, with None where there is no gradient. `lr` replaces the learning rate of
         this step; it may be a value of the trace. Where the bool scalar `good` is false, nothing changes: a step whose
-        gradients overflowed is left out.
+        gradients overflowed is left out. A compiled program does not check a learning rate that it computes or takes
+        as an argument (`good=ts.isfinite(lr)` leaves its step out; `ts.train.Loop` stops there).
 
         Raises:
-            ArgumentError: the learning rate is NaN or negative, or gradients or state belong to other parameters;
-                it names the path.
+            ArgumentError: the learning rate is known, and NaN or negative, or gradients or state belong to other
+                parameters; it names the path.
             ShapeError, DTypeError: a gradient has another shape or type than its parameter.
         """
         leaves, tree = flatten(params, empty=True)
@@ -141,10 +145,10 @@ class Optimizer:
         counts = {"step": before + 1}
         if "steps" in state:
             counts["steps"] = count_steps(state, given)
-        shared = {"lr": self.rate(before) if lr is None else lr}
-        if not isinstance(shared["lr"], Tensor):
-            shared["lr"] = check_number("lr", shared["lr"], 0.0)
+        wide = any(p.dtype == f64 for path, p in leaves if path in given)
+        shared = {"lr": self.choose_rate(before, lr, wide)}
         steps = as_tensor(state["steps"]) + 1 if "steps" in state else before + 1
+        steps = cast(steps, dtype=f64) if wide else steps
         if good is not None:
             shared["good"] = cast(good, dtype=f32)
             counts = {name: where(good, n, as_tensor(state[name])) for name, n in counts.items()}
@@ -157,6 +161,19 @@ class Optimizer:
     def rate(self, step: Any) -> Any:
         """The learning rate of a step, which counts from 0."""
         return self.lr(step) if callable(self.lr) else self.lr
+
+    def choose_rate(self, step: Tensor, lr: Any, wide: bool) -> Any:
+        """The learning rate of a step, or `lr` if given; of a schedule in f64 if a parameter is `wide`.
+
+        Raises:
+            ArgumentError: it is known, and NaN or negative.
+        """
+        if lr is None:
+            lr = self.rate(cast(step, dtype=f64) if wide and getattr(self.lr, "takes_floats", False) else step)
+        known = isinstance(lr, Tensor) and isinstance(lr.data, np.ndarray) and lr.shape == ()
+        if known or not isinstance(lr, Tensor):
+            number = check_number("lr", lr.item() if known else lr, 0.0)
+        return lr if isinstance(lr, Tensor) else number
 
     def update_all(
         self,
@@ -215,6 +232,11 @@ def _widen(x: Tensor, dtype: DType) -> Tensor:
 def wide_type(p: Tensor) -> DType:
     """The type of the state of a parameter."""
     return f64 if p.dtype == f64 else f32
+
+
+def count_in_floats(step: Tensor) -> Tensor:
+    """The number of a step, or a vector of them, as f32; one of f64 stays."""
+    return step if step.dtype == f64 else cast(step, dtype=f32)
 
 
 def check_number(name: str, value: Any, least: float, below: float = math.inf) -> float:

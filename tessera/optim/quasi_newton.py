@@ -91,8 +91,7 @@ class LBFGS(Optimizer):
         trained = list_trained(params)
         g = _join(trained, given, state)
         g = -g if self.maximize else g
-        rate = self.rate(as_tensor(state["step"])) if lr is None else lr
-        rate = rate if isinstance(rate, Tensor) else check_number("lr", rate, 0.0)
+        rate = self.choose_rate(as_tensor(state["step"]), lr, g.dtype == f64)
         made = self._find_move(g, state)
         first = equal(state["iterations"], 0)
         size = where(first, minimum(1.0 / sum(abs(g)), 1.0), 1.0) * rate

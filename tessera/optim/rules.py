@@ -7,19 +7,16 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tessera.core.errors import ArgumentError, user_location
-from tessera.core.types import f32
 from tessera.ir.tensor import Tensor
-from tessera.ops.tensor.basic import cast
 from tessera.ops.tensor.elementwise import equal, maximum, sqrt, where
 from tessera.ops.tensor.scalar_functions import expm1, sign
-from tessera.optim.optimizer import Optimizer, Rate, Slot, check_number
+from tessera.optim.optimizer import Optimizer, Rate, Slot, check_number, count_in_floats
 
 
 def correct_bias(beta: float, step: Tensor) -> Tensor:
-    """1 - beta^step, without the loss of digits of the difference."""
-    if beta == 0.0:
-        return cast(step * 0 + 1, dtype=f32)
-    return -expm1(cast(step, dtype=f32) * math.log(beta))
+    """1 - beta^step in the type of `count_in_floats`, without the loss of digits of the difference."""
+    t = count_in_floats(step)
+    return -expm1(t * math.log(beta)) if beta else t * 0.0 + 1.0
 
 
 class SGD(Optimizer):
@@ -52,7 +49,10 @@ class SGD(Optimizer):
 
     def scalars(self, step: Tensor) -> dict[str, Tensor]:
         """The share of the gradient that enters the velocity: all of it in the first step."""
-        return {"share": where(equal(step, 1), 1.0, 1.0 - self.dampening)} if self.counts_steps() else {}
+        if not self.counts_steps():
+            return {}
+        whole = count_in_floats(step) * 0.0 + 1.0
+        return {"share": where(equal(step, 1), whole, 1.0 - self.dampening)}
 
     def counts_steps(self) -> bool:
         """With dampening, which the first step leaves out."""
@@ -215,7 +215,7 @@ class Adagrad(Optimizer):
 
     def scalars(self, step: Tensor) -> dict[str, Tensor]:
         """The decay of the learning rate."""
-        return {"decay": 1.0 / (cast(step - 1, dtype=f32) * self.lr_decay + 1.0)} if self.lr_decay else {}
+        return {"decay": 1.0 / (count_in_floats(step - 1) * self.lr_decay + 1.0)} if self.lr_decay else {}
 
     def rule(self, p: Tensor, g: Tensor, slots: Sequence[Tensor], lr: Any, shared: Mapping[str, Any]) -> Any:
         """The step."""

@@ -11,16 +11,15 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from tessera.core.errors import ArgumentError, user_location
-from tessera.core.types import f32, to_python_numbers
+from tessera.core.types import to_python_numbers
 from tessera.ir.tensor import Tensor
 from tessera.nn.module import check_keywords
 from tessera.ops.tensor import elementwise as e
-from tessera.ops.tensor.basic import cast
-from tessera.optim.optimizer import check_number
+from tessera.optim.optimizer import check_number, count_in_floats
 
 
 def _number(step: Any) -> Any:
-    return cast(step, dtype=f32) if isinstance(step, Tensor) else float(step)
+    return count_in_floats(step) if isinstance(step, Tensor) else float(step)
 
 
 def _choose(condition: Any, a: Any, b: Any) -> Any:
@@ -58,7 +57,9 @@ SUGGESTIONS = {
 
 
 class RateSchedule:
-    """A learning rate for each step."""
+    """A learning rate for each step, in f64 where the step is."""
+
+    takes_floats = True
 
     def __new__(cls, *args: Any, **options: Any) -> Any:
         """Refuse what PyTorch's schedulers take and these do not: the optimizer, its epoch, its momentum."""

@@ -56,6 +56,11 @@ def save(tree: Any, path: str | Path, metadata: Mapping[str, Any] | None = None,
             for what is no bundle; `format` is another; the path is none, or its ending names another format.
         FileError: there can be no file at the path.
     """
+    if isinstance(tree, (str, Path)) and not isinstance(path, (str, Path)):
+        raise ArgumentError(
+            "the path is given before the value", location=user_location(), expected="save(value, path)",
+            received=f"save({str(tree)!r:.60}, {type(path).__name__})", suggestion=f"ts.save(value, {str(tree)!r:.60})",
+        )  # fmt: skip
     path = as_path(path)
     compiled = hasattr(type(tree), BUNDLE_METHOD)
     if format not in (None, "bundle" if compiled else "safetensors"):

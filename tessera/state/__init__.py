@@ -15,6 +15,8 @@ HOMES = {
     "PageTable": "caches",
     "RingBuffer": "caches",
     "Stateful": "stateful_objects",
+    "offload": "offloading",
+    "prefetch": "offloading",
     "rolling_window": "kv_cache",
     "stateful": "stateful_objects",
     "with_state": "stateful_objects",

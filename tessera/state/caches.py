@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from tessera.core.errors import ArgumentError, OutOfBoundsError, ShapeError, user_location
+from tessera.core.errors import ArgumentError, OutOfBoundsError, ShapeError, trace_location, user_location
 from tessera.core.types import DType, f32, int32, to_python_numbers
 from tessera.frontend.kernel import kernel
 from tessera.frontend.kernel.graph_launch import launch
@@ -192,7 +192,7 @@ class PageTable:
     def _evict(self, position: int) -> int:
         if self.policy is None:
             raise OutOfBoundsError(
-                f"position {position} would be written past the cache's end", location=user_location(),
+                f"position {position} would be written past the cache's end", location=trace_location(),
                 expected=f"{self.num_pages} pages of {self.page_size}", received="all in use",
                 suggestion='set an eviction policy: @ts.cache.eviction_policy("lru")',
             )  # fmt: skip

@@ -7,11 +7,16 @@ from typing import Any
 
 import numpy as np
 
-from tessera.core.errors import ArgumentError, ShapeError, user_location
-from tessera.core.types import DType, as_dtype, f32, int32
+from tessera.core.errors import ArgumentError, OutOfBoundsError, ShapeError, trace_location, user_location
+from tessera.core.types import DType, as_dtype, bool_, f32, int32
 from tessera.ir.tensor import Tensor, as_tensor
 from tessera.ops.api.creation import zeros
 from tessera.ops.tensor.basic import full
+from tessera.ops.tensor.elementwise import where
+from tessera.ops.tensor.rearrange import take_along_axis
+from tessera.ops.tensor.reduce import sum
+from tessera.ops.tensor.shape import concatenate, expand_dims, gather, iota, permute, reshape
+from tessera.ops.tensor.sorting import argsort
 from tessera.state.caches import Cache, check_sizes
 from tessera.state.stateful_objects import stateful
 from tessera.stdlib.paged_attention import append_pages, paged_attention
@@ -73,10 +78,10 @@ class KVCacheType:
 class KVCache(Cache):
     """The keys and values of a batch of sequences, with grouped queries and a sliding window if wanted.
 
-    `KVCache(batch, heads, longest, head_size)` holds up to `longest` positions of each sequence. With a `window`, only
-    so many earlier positions are seen, and memory holds them alone, in a ring: sequences may be of any length.
-    `lengths` [batch] counts the positions so far. A step adds up to `step` positions to a ring; without a window as
-    many as there is room.
+    `KVCache(batch, heads, longest, head_size)` holds up to `longest` positions of each sequence, in whole pages. With a
+    `window`, only so many earlier positions are seen, and memory holds them alone, in a ring: sequences may be of any
+    length. `lengths` [batch] counts the positions so far. A step adds up to `step` positions to a ring; without a
+    window as many as there is room.
 
     >>> cache = KVCache(1, 2, 16, 4)
     >>> one = np.ones((1, 1, 2, 4), np.float32)
@@ -127,7 +132,8 @@ class KVCache(Cache):
         Raises:
             ShapeError, DTypeError: k, v or the counts do not fit.
             ArgumentError: a count is below 0 or above S.
-            KernelAssertionError: a sequence would be longer than the cache.
+            OutOfBoundsError: a sequence would be longer than the cache, and the lengths are known.
+            ExecutionError: it would be, in a compiled program.
         """
         k, v = as_tensor(k), as_tensor(v)
         if k.ndim != 4 or k.shape[0] != self.batch or (self.window is not None and k.shape[1] > self.step):
@@ -139,6 +145,8 @@ class KVCache(Cache):
         rows = k.shape[1]
         count = full(shape=(self.batch,), value=rows, dtype=int32) if count is None else self._check_count(count, rows)
         ring = self.window is not None
+        if not ring:
+            self._check_room(count)
         self.keys, self.values = append_pages(self.keys, self.values, k, v, self.table, self.lengths, count, ring=ring)
         self.lengths, self.added = self.lengths + count, count
         return self
@@ -158,6 +166,21 @@ class KVCache(Cache):
                 expected=f"0 to {rows} for each sequence",
             )  # fmt: skip
         return count
+
+    def _check_room(self, count: Tensor) -> None:
+        """Refuse rows past the end, where the host knows the lengths and counts; a program checks its own."""
+        held, new = self.lengths.data, count.data
+        if not isinstance(held, np.ndarray) or not isinstance(new, np.ndarray):
+            return
+        full = np.broadcast_to(held + new > self.step, held.shape)
+        if full.any():
+            b = int(full.argmax())
+            more = int(np.broadcast_to(new, held.shape)[b])
+            raise OutOfBoundsError(
+                f"sequence {b} is written past the end of its cache", location=trace_location(),
+                expected=f"up to {self.step} positions", received=f"{int(held[b])} and {more} more",
+                suggestion="make the cache longer, or a ring of the last positions: KVCache(..., window=...)",
+            )  # fmt: skip
 
     def attend(self, q: Any, scale: float | None = None) -> Tensor:
         """Attention of the queries of the last positions added, [B, S, H, head_size], to the cache (causal).
@@ -184,7 +207,60 @@ class KVCache(Cache):
         self.added = self.added * 0
         return self
 
+    @stateful
+    def prune(self, keep: Any = None, *, first: int = 0, last: int | None = None) -> KVCache:
+        """Forget positions: keep those of the mask [batch, n], or the `first` and the `last` ones. Returns itself.
+
+        What is kept moves to the front in its order, and `lengths` counts it; later positions than the mask's are
+        forgotten. Keys stay as they were rotated: queries go on with the positions of the text, not with `lengths`.
+        `first=4, last=n` keeps attention sinks and a window (StreamingLLM, Xiao et al. 2024).
+
+        Raises:
+            ArgumentError: the cache is a ring, or it is not said what to keep.
+            ShapeError: the mask has another shape.
+        """
+        if self.window is not None:
+            raise ArgumentError("a ring cannot be pruned: it keeps the last positions", location=user_location())
+        if (keep is None) == (last is None):
+            raise ArgumentError(
+                "it is not said what a pruned cache keeps", location=user_location(),
+                expected="a mask [batch, n], or first= and last=", received="both" if last is not None else "neither",
+            )  # fmt: skip
+        size, place = self.keys.shape[2], iota(shape=(self.step,), dtype=int32)
+        lengths = expand_dims(self.lengths, -1)
+        if keep is None:
+            check_sizes("pruned cache", **{"first + 1": first + 1, "last + 1": last + 1})  # type: ignore[operator]
+            held = (place < first) | (place >= lengths - last)
+        else:
+            held = self._widen_mask(keep)
+        held = held & (place < lengths)
+        order = argsort(where(held, place, place + self.step), axis=-1)
+        slots = gather(self.table, place // size, axis=1) * size + place % size
+        source, target = (reshape(x, shape=(-1,)) for x in (take_along_axis(slots, order, axis=1), slots))
+        self.keys, self.values = (_move_rows(pages, source, target) for pages in (self.keys, self.values))
+        self.lengths = sum(held.to(int32), axis=-1).to(int32)
+        self.added = self.added * 0
+        return self
+
+    def _widen_mask(self, keep: Any) -> Tensor:
+        keep = as_tensor(keep)
+        if keep.ndim != 2 or keep.shape[0] != self.batch or keep.shape[1] > self.step or keep.dtype != bool_:
+            raise ShapeError(
+                "the mask of kept positions does not fit the cache", location=user_location(),
+                expected=f"[{self.batch}, up to {self.step}] of bool", received=str(keep.type),
+            )  # fmt: skip
+        rest = zeros((self.batch, self.step - keep.shape[1]), dtype=bool_)
+        return concatenate([keep, rest], axis=1) if rest.shape[1] else keep
+
     def clear(self) -> None:
         """Forget all positions."""
         super().clear()
         self.lengths, self.added = zeros((self.batch,), dtype=int32), zeros((self.batch,), dtype=int32)
+
+
+def _move_rows(pages: Tensor, source: Tensor, target: Tensor) -> Tensor:
+    """Pages [pages, heads, size, D] whose rows at `target` (page · size + row) are those at `source`."""
+    count, heads, size, width = pages.shape
+    rows = reshape(permute(pages, axes=(0, 2, 1, 3)), shape=(count * size, heads, width))
+    moved = rows.at[target].set(gather(rows, source, axis=0))
+    return permute(reshape(moved, shape=(count, size, heads, width)), axes=(0, 2, 1, 3))

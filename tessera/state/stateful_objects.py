@@ -8,6 +8,7 @@ the call. In `ts.scan` a stateful object is a carry.
 from __future__ import annotations
 
 import functools
+import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -15,10 +16,11 @@ import numpy as np
 
 from tessera.core.effects import perform_effects
 from tessera.core.errors import ArgumentError, TraceError, user_location
-from tessera.core.pytree import Parts, StaticFields, flatten, register_class
+from tessera.core.pytree import Parts, StaticFields, flatten, in_scope, register_class
 from tessera.frontend.jit.tracing import Jit
 from tessera.ir.builder import CURRENT_BUILDER
 from tessera.ir.tensor import Tensor
+from tessera.state.offloading import Prefetch, offload, prefetch
 
 STATE_EFFECT = frozenset(("state",))
 
@@ -41,6 +43,8 @@ class Stateful:
     (Tensor(2., f32), Tensor(4., f32))
     """
 
+    is_state = True
+
     def __init_subclass__(cls, **named: Any) -> None:
         super().__init_subclass__(**named)
         register_class(cls, _take_apart, _build)
@@ -59,11 +63,36 @@ class Stateful:
             )  # fmt: skip
         object.__setattr__(self, name, value)
 
+    def __parts__(self) -> list[tuple[str, Any]]:
+        """What errors may name by its path: the attributes."""
+        return list(vars(self).items())
+
     def to(self, device: str) -> Any:
         """The object itself, with its tensors on a device: after compiled calls on a GPU they lie there."""
         leaves, tree = flatten(self)
         _adopt(self, tree.build(iter([x.to(device) if isinstance(x, Tensor) else x for _, x in leaves])))
         return self
+
+    def offload(self, folder: Any = None) -> Any:
+        """The object itself, with its tensors in host memory or in files of a `folder` (`ts.state.offload`)."""
+        _adopt(self, offload(self, folder))
+        return self
+
+    def prefetch(self, device: str | None = None) -> Prefetch:
+        """Begin to bring the tensors back from files, beside the program; `wait()` puts them into the object.
+
+        With a `device` they lie there after `wait()`. A tensor that changes meanwhile stays as it is then.
+        """
+        before = {path: leaf for path, leaf in flatten(self)[0]}
+        begun = prefetch(self, device)
+
+        def finish(made: Any) -> Any:
+            leaves, tree = flatten(self)
+            new = dict(flatten(made)[0])
+            _adopt(self, tree.build(iter([new[p] if before.get(p) is x else x for p, x in leaves])))
+            return self
+
+        return Prefetch(begun, finish)
 
     def state_dict(self) -> dict[str, Any]:
         """The tensors of the state by path."""
@@ -177,7 +206,8 @@ class StatefulCall:
     def __call__(self, *args: Any, **named: Any) -> Any:
         """The method, which changes the state."""
         perform_effects(sorted(STATE_EFFECT))
-        return self.function(self.owner, *args, **named)
+        with in_scope(self.owner):
+            return self.function(self.owner, *args, **named)
 
     def __jit__(self, options: Mapping[str, Any]) -> CompiledMethod:
         """What `ts.jit` makes of it."""
@@ -194,7 +224,8 @@ class CompiledMethod:
         self.owner = owner
 
         def run(state: Any, args: Any, named: Any) -> Any:
-            return method(state, *args, **named), state
+            with in_scope(state, outermost=True):
+                return method(state, *args, **named), state
 
         run.__name__ = run.__qualname__ = getattr(method, "__name__", "method")
         donate = options.get("donate", ())
@@ -258,11 +289,12 @@ class _FunctionOfState:
         return self.function(*args, **named)
 
     def __jit__(self, options: Mapping[str, Any]) -> Callable[..., Any]:
-        function = self.function
+        function, signature = self.function, inspect.signature(self.function)
 
         def run(states: Sequence[Any], args: Any, named: Any) -> Any:
             args, named = _put(states, args, named)
-            return function(*args, **named), states
+            with in_scope({**dict(zip(signature.parameters, args, strict=False)), **named}, outermost=True):
+                return function(*args, **named), states
 
         run.__name__ = run.__qualname__ = getattr(function, "__name__", "function")
         compiled = Jit(run, **{**options, "donate": ("states",)})

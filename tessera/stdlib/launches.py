@@ -40,12 +40,12 @@ from tessera.stdlib.column_extremes import find_extreme_places, find_outer_axis
 from tessera.stdlib.convolution import match_windows
 from tessera.stdlib.deterministic_reductions import (
     PlaceCheck,
-    add_unsorted,
     combine_sorted,
     is_unsorted,
     update_in_place,
+    update_unsorted,
 )
-from tessera.stdlib.digit_sorting import sort_by_digits
+from tessera.stdlib.digit_sorting import are_digits_faster, sort_by_digits, sort_words
 from tessera.stdlib.direct_convolution import match_direct
 from tessera.stdlib.exact_sums import MAX_WIDTH, add_exactly, is_exact
 from tessera.stdlib.exclusive_scans import ExclusiveScan, is_flip, match_preceded, match_shifted
@@ -65,6 +65,7 @@ from tessera.stdlib.small_matrices import (
     fits_lanes,
     fits_orthogonal_lanes,
     is_small,
+    orthogonalise_batch,
     orthogonalise_columns,
     orthogonalise_lanes,
     solve_batch,
@@ -166,11 +167,11 @@ def _(node: Node, uses: UseDef, plan: LoweringPlan) -> LibraryLowering | None:
     x, places, _ = node.args
     sizes, at = get_shape(x), node.attrs["axis"] + len(get_shape(x))
     count = math.prod(get_shape(places))
-    lead, rest = math.prod(sizes[:at]), math.prod(sizes[at + 1 :])
+    rest = math.prod(sizes[at + 1 :])
     serial, dtype = plan.parallel is None, get_tensor_type(x).dtype
     if not _has_many_pairs(node, serial) or dtype.bits < 8 or dtype == bool_:
         return None
-    folded = tuple(map(int, (lead, sizes[at], rest))) if not serial else (0, 0, 0)
+    folded = _fold_sizes(node) if not serial else (0, 0, 0)
     if serial or is_unsorted(folded, int(count)):
         return _lower_in_place(node, uses, "add", serial)
     if int(sizes[at]) <= MAX_SUMMED_ROWS and int(rest) > MAX_WIDTH:
@@ -181,6 +182,13 @@ def _(node: Node, uses: UseDef, plan: LoweringPlan) -> LibraryLowering | None:
         return add_exactly(x, places, updates) if exact else combine_sorted(x, places, updates, "add")
 
     return _lower_folded(node, add)
+
+
+def _fold_sizes(scatter: Node) -> tuple[int, int, int]:
+    """The sizes [L, N, R] of the operand of a scatter along N, which are static."""
+    sizes = tuple(map(int, get_shape(scatter.args[0])))
+    at = scatter.attrs["axis"] + len(sizes)
+    return math.prod(sizes[:at]), sizes[at], math.prod(sizes[at + 1 :])
 
 
 def _lower_folded(node: Node, function: Callable[..., Tensor]) -> LibraryLowering:
@@ -195,7 +203,7 @@ def _lower_in_place(node: Node, uses: UseDef, mode: str, serial: bool = True) ->
     known = uses.find(places, shape.check_index)
     attrs = known.attrs if known is not None else {"size": get_shape(x)[along], "along": along}
     check = PlaceCheck(Attrs(shape.check_index.complete(attrs)), node.loc if known is None else known.loc)
-    way = partial(_update_serially, mode=mode, check=check) if serial else partial(add_unsorted, check=check)
+    way = partial(_update_serially if serial else update_unsorted, mode=mode, check=check)
     operands = (x, known.args[0] if known is not None else places, updates)
     return LibraryLowering(operands, lambda *operands: _on_folded(way, node, False, *operands))
 
@@ -232,6 +240,8 @@ def _(node: Node, uses: UseDef, plan: LoweringPlan) -> LibraryLowering | None:
     dtype, mode, serial = get_tensor_type(node.args[0]).dtype, node.attrs["mode"], plan.parallel is None
     if not _has_many_pairs(node, serial) or (dtype.bits < 8 and dtype != bool_):
         return None
+    if mode == "set" and not serial and is_unsorted(_fold_sizes(node), math.prod(map(int, get_shape(node.args[1])))):
+        return _lower_in_place(node, uses, mode, serial)
     ways = {"set": _replace_last, "multiply": _multiply_sorted, "min": _take_least, "max": _take_largest}
     return _lower_in_place(node, uses, mode) if serial else _lower_folded(node, ways[mode])
 
@@ -285,13 +295,12 @@ MAX_ROUND_WORK = 1 << 15  # elements that all rounds of a minimum read of a long
 def _(node: Node, uses: UseDef, plan: LoweringPlan) -> LibraryLowering | None:
     """A sort of rows, by digits where a target has many programs to run, unless the host sorts or only the first places
     are taken."""
-    if plan.host_sort is not None or not _has_row_keys(node):
-        return None
-    if _is_only_selected(node, uses, plan):
+    wide = plan.parallel is not None and _has_wide_rows(node)
+    if plan.host_sort is not None or not (wide or _has_row_keys(node)) or _is_only_selected(node, uses, plan):
         return None
     axis, descending = node.attrs["axis"], node.attrs["descending"]
-    long = get_shape(node.args[0])[axis] > row_sorting.MAX_CHUNK
-    sort = sort_by_digits if plan.parallel is not None and long else row_sorting.sort_places
+    by_digits = plan.parallel is not None and not wide and are_digits_faster(get_tensor_type(node.args[0]), axis)
+    sort = sort_words if wide else sort_by_digits if by_digits else row_sorting.sort_places
     return LibraryLowering(node.args, lambda x: row_sorting.on_rows(x, axis, lambda rows: sort(rows, descending)))
 
 
@@ -311,6 +320,9 @@ def _(node: Node, uses: UseDef, plan: LoweringPlan) -> LibraryLowering | None:
         if first > 0:
             chunk = row_selection.CHUNK if plan.parallel is None else row_selection.find_wide_chunk(rows)
             return row_selection.select_place(rows, first, descending, chunk)
+        if plan.parallel is not None and _has_wide_rows(source):
+            chunk = row_selection.find_wide_chunk(rows)
+            return row_selection.select_front(rows, count, descending, chunk, chunk)
         if plan.parallel is not None:
             return row_selection.select_in_parallel(rows, count, descending)
         if in_rounds:
@@ -409,11 +421,14 @@ def _(node: Node, uses: UseDef, plan: LoweringPlan) -> LibraryLowering | None:
 
 @library_lowerings(decompositions.qr)
 def _(node: Node, uses: UseDef, plan: LoweringPlan) -> LibraryLowering | None:
-    """On a processor a batch of the smallest matrices, one in each lane; else the host's LAPACK."""
+    """Small matrices, some in each program, where a target has many programs to run; on a processor a batch of the
+    smallest, one in each lane; else the host's LAPACK."""
     type = get_tensor_type(node.args[0])
-    plain = type.policy is None and not symbol_names(type.shape) and 0 not in type.shape
-    if plan.parallel is not None or not plain:
+    if type.policy is not None or symbol_names(type.shape) or 0 in type.shape:
         return None
+    if plan.parallel is not None:
+        small = type.dtype == f32 and is_small(type.dtype, *(int(n) for n in type.shape[-2:]))
+        return LibraryLowering(node.args, orthogonalise_batch) if small else None
     if fits_orthogonal_lanes(type, plan.matrix_steps):
         return LibraryLowering(node.args, orthogonalise_lanes)
     *outer, rows, columns = (int(n) for n in type.shape)
@@ -473,6 +488,11 @@ def _has_row_keys(node: Node) -> bool:
     return _has_long_rows(node) and row_sorting.has_keys(get_tensor_type(node.args[0]).dtype, _count_row(node))
 
 
+def _has_wide_rows(node: Node) -> bool:
+    """Whether a sort is one of long rows of static sizes, whose elements have 64 bits."""
+    return _has_long_rows(node) and get_tensor_type(node.args[0]).dtype.bits == 64
+
+
 def _has_long_rows(node: Node) -> bool:
     """Whether a sort is one of rows of static sizes that are too long to compare all pairs."""
     sizes = get_shape(node.args[0])
@@ -501,7 +521,10 @@ def _is_selected(node: Node, uses: UseDef, plan: LoweringPlan) -> bool:
         return False
     if plan.parallel is None:
         return plan.host_sort is not None and count <= size * MAX_CHOSEN
-    if not _has_row_keys(source):
+    wide = _has_wide_rows(source)
+    if not (wide or _has_row_keys(source)):
         return False
     walked = size <= MAX_WALKED * (math.prod(sizes) // size) and count <= min(row_sorting.MAX_CHUNK, size * MAX_CHOSEN)
-    return walked or (not first and (count <= row_sorting.MAX_SELECTED or row_selection.has_key_bound(size, count)))
+    return walked or (
+        not wide and not first and (count <= row_sorting.MAX_SELECTED or row_selection.has_key_bound(size, count))
+    )

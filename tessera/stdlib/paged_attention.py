@@ -39,7 +39,7 @@ def write_pages(k, v, table, past, count, keys, values, *, ring: bool = False):
         place = past[b] + s
         page = place // keys.shape[2]
         page = page % table.shape[1] if ring else page
-        tile.assert_(page < table.shape[1], "a cache is written past its end", place)
+        tile.assert_(page < table.shape[1], "a cache is written past its end: make it longer, or a ring", place)
         number = table[b, page]
         tile.assert_(number >= 0, "a cache is written where it has no page", place)
         row = place % keys.shape[2]
@@ -158,7 +158,7 @@ def append_pages(
 
     Raises:
         ShapeError, DTypeError: the operands do not fit.
-        KernelAssertionError: a position lies past the table's end, or has no page.
+        ExecutionError: a position lies past the table's end, or has no page.
     """
     keys, values, k, v = (as_tensor(x) for x in (keys, values, k, v))
     _check_pages(keys, values, k, "k")

@@ -76,7 +76,7 @@ def append_position(heads, cos, sin, keys, values, table, past, count, place_of_
         c, s = cos[b, :][None, :], sin[b, :][None, :]
         left, right = tile.cast(x * c - y * s, keys.dtype), tile.cast(y * c + x * s, keys.dtype)
     if count[b] > 0 and page >= begin and page < end:
-        tile.assert_(page < table.shape[1], "a cache is written past its end", past[b])
+        tile.assert_(page < table.shape[1], "a cache is written past its end: make it longer, or a ring", past[b])
         number = table[b, page]
         tile.assert_(number >= 0, "a cache is written where it has no page", past[b])
         v = tile.cast(heads[b, of_value, :], values.dtype)

@@ -152,13 +152,13 @@ class Loop:
         try:
             with check_finite():
                 jit(self.update, target="interp")(self.model, self.state, 1.0, args, named)
-        except NonFiniteError as error:
-            return NonFiniteError(
-                f"{what}: {error.message}", location=error.location, received=error.received,
-                suggestion="the model of the loop is the one before this step",
-            )  # fmt: skip
         except TesseraError as error:
-            return NonFiniteError(f"{what}: {error.message}", location=error.location)
+            kept = "the model of the loop is the one before this step" if isinstance(error, NonFiniteError) else None
+            found = NonFiniteError(
+                f"{what}: {error.message}", location=error.location, received=error.received, suggestion=kept
+            )
+            found.scope = error.scope
+            return found
         return NonFiniteError(f"{what}; in the interpreter it is finite", suggestion="compare with tessera bisect")
 
     # A run.
@@ -350,7 +350,7 @@ def evaluate(function: Callable[..., Any], model: Module, data: Iterable[Any], t
 
     The model is in evaluation mode meanwhile.
 
-    >>> from tessera.nn.module import Lambda
+    >>> from tessera.nn.containers import Lambda
     >>> evaluate(lambda model, x: model(x).mean(), Lambda(lambda x: x * 2.0), [Tensor([1.0, 2.0]), Tensor([3.0])])
     4.0
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from tessera.core.errors import ArgumentError, DTypeError, Location, ShapeError, user_location
+from tessera.core.errors import ArgumentError, DTypeError, Location, ShapeError, TesseraError, user_location
 from tessera.core.pytree import TreeDef, call_and_collect, call_and_warn, flatten, map_leaves
 from tessera.core.types import TensorType, int64, to_python_numbers
 from tessera.frontend.jit import line_marks
@@ -158,8 +158,13 @@ def eval_block(block: Block, tensors: Sequence[Tensor]) -> list[Tensor]:
     """The results of a block on tensors."""
 
     def meaning(node: Node, args: list[Tensor], walk: Any) -> list[Tensor]:
-        with set_location(node.loc):
-            return rebind_node(node, args)
+        try:
+            with set_location(node.loc):
+                return rebind_node(node, args)
+        except TesseraError as error:
+            if error.location == user_location():  # ops that run at once know only the line that runs the transform
+                error.location = node.loc
+            raise
 
     return evaluate_block(block, tensors, meaning)
 

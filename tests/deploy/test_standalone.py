@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import tessera as ts
+import tessera.pyflame as pf
 from tessera import deploy
 from tessera.core.errors import ArgumentError, FileError, UnknownNameError, UnsupportedOpError
 from tessera.tools.cli.main import main
@@ -207,6 +208,14 @@ def test_the_cpp_header(tmp_path):
     subprocess.run(link, cwd=made.folder, check=True)
     done = subprocess.run(["./main"], cwd=tmp_path, capture_output=True, text=True, check=True)
     np.testing.assert_allclose(np.float32(done.stdout.split()).reshape(3, 5), want(X), rtol=1e-5, atol=1e-6)
+
+
+@needs_compiler
+def test_a_model_of_pyflame_runs_without_python(tmp_path):
+    model = pf.nn.Sequential([pf.nn.Linear(4, 6), pf.nn.ReLU(), pf.nn.Linear(6, 5)])
+    classify = ts.jit(lambda model, x: model(x))
+    made = deploy.standalone(classify, model, X, out=tmp_path, weights=["model"], name="classify")
+    np.testing.assert_allclose(run(made, [X], (3, 5)), model(pf.tensor(X)).numpy(), rtol=1e-5, atol=1e-6)
 
 
 @needs_compiler

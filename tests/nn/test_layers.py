@@ -335,6 +335,59 @@ def test_a_stack_of_decoder_layers_equals_that_of_torch():
     np.testing.assert_allclose(ours(ts.Tensor(tgt), ts.Tensor(memory)).numpy(), want, rtol=2e-5, atol=2e-6)
 
 
+def make_mixture(lib, tensor):
+    """A model of `lib` with parameters in a list and in a dict."""
+
+    class Mixture(lib.Module):
+        def __init__(self):
+            super().__init__()
+            self.weights = lib.ParameterList([lib.Parameter(tensor(w)) for w in ([1.0, 2.0], [3.0])])
+            self.scales = lib.ParameterDict({"a": lib.Parameter(tensor([2.0]))})
+
+        def forward(self, x):
+            return sum((w * x).sum() for w in self.weights) * self.scales["a"]
+
+    return Mixture()
+
+
+def test_lists_and_dicts_of_parameters_equal_those_of_torch():
+    ours, theirs = make_mixture(nn, ts.tensor), make_mixture(torch.nn, torch.tensor)
+    ours.load_state_dict(theirs.state_dict())
+    theirs(torch.tensor(3.0)).sum().backward()
+    found = ts.jit(ts.grad(lambda m, x: m(x).sum()), target="cpu")(ours, 3.0)
+    wanted = dict(theirs.named_parameters())
+    assert {n for n, _ in found.named_parameters()} == set(wanted) == {"weights.0", "weights.1", "scales.a"}
+    for name, g in found.named_parameters():
+        np.testing.assert_allclose(g.numpy(), wanted[name].grad.numpy(), err_msg=name)
+
+
+@pytest.mark.filterwarnings("ignore:enable_nested_tensor:UserWarning")
+def test_a_transformer_with_masks_equals_that_of_torch():
+    """As a translation model is called: causal targets, padded sources."""
+    make = lambda m: m.Transformer(8, 2, 1, 1, 12, 0.0, batch_first=True)  # noqa: E731
+    theirs, ours = make(torch.nn), make(nn)
+    ours.load_state_dict(theirs.state_dict())
+    source, target = (np.random.default_rng(0).standard_normal((2, n, 8)).astype(np.float32) for n in (5, 4))
+    padding = np.array([[0, 0, 0, 0, 0], [0, 0, 0, 1, 1]], bool)
+    masks = [m.Transformer.generate_square_subsequent_mask(4) for m in (torch.nn, nn)]
+    np.testing.assert_array_equal(masks[1].numpy(), masks[0])
+    named = {"src_key_padding_mask": padding, "memory_key_padding_mask": padding}
+    torch_named = {name: torch.tensor(x) for name, x in named.items()}
+    want = theirs(torch.tensor(source), torch.tensor(target), tgt_mask=masks[0], **torch_named).detach()
+    for more in ({"tgt_mask": masks[1]}, {"tgt_is_causal": True}):
+        found = ours(ts.Tensor(source), ts.Tensor(target), **named, **more)
+        np.testing.assert_allclose(found.numpy(), want, rtol=2e-5, atol=2e-6)
+
+
+def test_a_transformer_whose_memory_is_causal():
+    model = nn.Transformer(8, 2, 1, 1, 12, 0.0, batch_first=True)
+    x = ts.Tensor(np.random.default_rng(0).standard_normal((2, 4, 8)).astype(np.float32))
+    mask = nn.Transformer.generate_square_subsequent_mask(4)
+    found, want = model(x, x, memory_is_causal=True), model(x, x, memory_mask=mask)
+    np.testing.assert_allclose(found.numpy(), want.numpy(), rtol=1e-6, atol=1e-6)
+    assert not np.allclose(found.numpy(), model(x, x).numpy(), atol=1e-3)
+
+
 @pytest.mark.filterwarnings("ignore:reduction:UserWarning")
 @pytest.mark.parametrize(("name", "options"), LOSSES, ids=lambda x: str(x))
 def test_loss_equals_that_of_torch(name, options):

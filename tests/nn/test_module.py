@@ -8,6 +8,7 @@ import pytest
 
 import tessera as ts
 from tessera import nn, optim
+from tessera.errors import ArgumentError
 
 X = np.random.default_rng(0).standard_normal((5, 4)).astype(np.float32)
 
@@ -363,3 +364,124 @@ def test_a_configuration_set_after_a_call_is_seen_by_the_next():
     model.eval()
     _, kept = step(model, np.ones((64, 2), np.float32))
     assert len(np.unique(drawn.numpy()[:, 0])) > 1 and len(np.unique(kept.numpy()[:, 0])) == 1
+
+
+class TokenModel(nn.Module):
+    def __init__(self, count=1):
+        self.tables = [nn.Embedding(10, 4) for _ in range(count)]
+
+    def forward(self, *tokens):
+        return [table(x) @ ts.ones((4, 4)) for table, x in zip(self.tables, tokens, strict=True)]
+
+
+class Nested(nn.Module):
+    def __init__(self, **parts):
+        for name, part in parts.items():
+            setattr(self, name, part)
+
+    def forward(self, *tokens):
+        return next(iter(self.children()))(*tokens)
+
+
+GOOD, BAD = np.array([1, 2, 3]), np.array([1, 2, 13])
+TOKEN_CALLS = {
+    "eager": lambda m, x: m(x),
+    "gradient": lambda m, x: ts.grad(lambda m, x: m(x)[0].sum())(m, x),
+    **{f"module on {t}": lambda m, x, t=t: ts.jit(m, target=t)(x) for t in ("interp", "cpu", "ptx")},
+    "argument": lambda m, x: ts.jit(lambda m, x: m(x), target="cpu")(m, x),
+    "compiled gradient": lambda m, x: ts.jit(ts.grad(lambda m, x: m(x)[0].sum()), target="cpu")(m, x),
+    "batch": lambda m, x: ts.jit(ts.vmap(lambda x: m(x)), target="cpu")(x[None]),
+}
+
+
+@pytest.mark.parametrize("call", TOKEN_CALLS.values(), ids=TOKEN_CALLS.keys())
+def test_a_token_out_of_vocabulary_names_its_module(call):
+    for name in ("first", "second"):  # programs of equal lines have their own names
+        with pytest.raises(ts.errors.OutOfBoundsError, match=rf"\(in {name}\.tables\.0: Embedding\)") as found:
+            call(Nested(**{name: TokenModel()}), BAD)
+        error = found.value
+        assert error.message == "token 13 is outside axis 0 of size 10" and error.expected == "from 0 to 9"
+        assert "more rows" in error.suggestion and "table(x)" in str(error) and "^^^^" in str(error)
+
+
+def test_a_kernel_of_several_modules_names_each():
+    model = ts.jit(TokenModel(4), target="cpu")
+    names = r"tables\.0: Embedding or tables\.1: Embedding or another"
+    with pytest.raises(ts.errors.OutOfBoundsError, match=names):
+        model(GOOD, GOOD, GOOD, BAD)
+    two = ts.jit(TokenModel(2), target="interp")
+    with pytest.raises(ts.errors.OutOfBoundsError, match=r"\(in tables\.1: Embedding\)"):
+        two(GOOD, BAD)
+
+
+def test_a_compiled_part_of_a_module_keeps_its_own_name():
+    class Outer(nn.Module):
+        def __init__(self):
+            self.inner = TokenModel()
+            self.compiled = ts.jit(lambda m, x: m(x), target="cpu")
+
+        def forward(self, x):
+            return self.compiled(self.inner, x)
+
+    with pytest.raises(ts.errors.OutOfBoundsError, match=r"\(in tables\.0: Embedding\)"):
+        Outer()(BAD)
+
+
+def test_plain_lists_and_dicts_of_parameters_are_wrapped():
+    module = nn.Module()
+    module.listed = [nn.Parameter([1.0]), nn.Parameter([2.0])]
+    module.named = {"a": nn.Parameter([3.0])}
+    assert isinstance(module.listed, nn.ParameterList) and isinstance(module.named, nn.ParameterDict)
+    assert [n for n, _ in module.named_parameters()] == ["listed.0", "listed.1", "named.a"]
+    module.listed[1] = ts.tensor([5.0])
+    module.named.update({"b": [6.0]})
+    assert module.listed[1].item() == 5.0 and len(module.listed) == 2 and module.listed[:1][0].item() == 1.0
+    assert module.named.keys() == ["a", "b"] and "b" in module.named and [*module.named] == ["a", "b"]
+    assert [p.item() for p in module.named.values()] == [3.0, 6.0] and dict(module.named.items())["a"].item() == 3.0
+    with pytest.raises(ArgumentError, match="no parameter 'c'"):
+        module.named["c"]
+    with pytest.raises(ArgumentError, match="holds a Parameter"):
+        module.mixed = [nn.Parameter([1.0]), nn.ReLU()]
+
+
+def test_containers_change_as_lists_and_dicts():
+    def kinds(container):
+        return [type(m).__name__ for m in container]
+
+    layers = nn.ModuleList([nn.ReLU()])
+    layers.extend([nn.Tanh(), nn.GELU()]).insert(1, nn.SiLU())
+    assert kinds(layers) == ["ReLU", "SiLU", "Tanh", "GELU"] and [n for n, _ in layers.named_children()] == list("0123")
+    assert type(layers.pop(1)).__name__ == "SiLU" and kinds(layers + [nn.Tanh()]) == ["ReLU", "Tanh", "GELU", "Tanh"]
+    layers += [nn.SiLU()]
+    layers[-1] = nn.ReLU()
+    assert kinds(layers) == ["ReLU", "Tanh", "GELU", "ReLU"]
+    with pytest.raises(ArgumentError, match="no module 9"):
+        layers[9] = nn.ReLU()
+    parts = nn.ModuleDict({"a": nn.ReLU()})
+    parts.update({"b": nn.Tanh()})
+    assert parts.keys() == ["a", "b"] and type(parts.pop("a")).__name__ == "ReLU" and len(parts) == 1
+    net = nn.Sequential(nn.ReLU()).extend([nn.Tanh()]).insert(0, nn.SiLU())
+    net[2] = nn.GELU()
+    assert kinds(net) == ["SiLU", "ReLU", "GELU"]
+
+
+def test_parts_by_their_paths():
+    net = nn.Sequential(nn.Linear(2, 3), nn.Sequential(nn.Linear(3, 1)))
+    net.add_module("last", nn.ReLU())
+    assert net.get_submodule("1.0") is net[1][0] and net.get_submodule("") is net
+    assert net.get_parameter("1.0.weight") is net[1][0].weight and net[2] is net.get_submodule("last")
+    with pytest.raises(ArgumentError, match="no module '7'"):
+        net.get_submodule("1.7")
+    with pytest.raises(ArgumentError, match=r"no parameter 1\.0\.gain"):
+        net.get_parameter("1.0.gain")
+
+
+@pytest.mark.parametrize(("ask", "says"), [
+    (lambda: nn.Linear(2, 2).half(), r"module\.to\(ts\.f16\)"), (lambda: nn.utils, "clip_by_norm"),
+    (lambda: nn.init.xavier_uniform_, r"nn\.Parameter\(nn\.init\.xavier_uniform"),
+    (lambda: nn.init.zeros_, r"ts\.zeros"), (lambda: nn.init.trunc_normal_, "truncated_normal"),
+    (lambda: ts.multinomial, "argmax"),
+])  # fmt: skip
+def test_names_of_torch_say_what_to_write(ask, says):
+    with pytest.raises(AttributeError, match=says):
+        ask()

@@ -48,8 +48,8 @@ CASES = [
 SHAPES = {"a": (3, 5), "b": (7,), "c": ()}
 
 
-def make_arrays(rng):
-    return {name: np.asarray(rng.standard_normal(shape), np.float32) for name, shape in SHAPES.items()}
+def make_arrays(rng, dtype=np.float32):
+    return {name: np.asarray(rng.standard_normal(shape), dtype) for name, shape in SHAPES.items()}
 
 
 def run_torch(name, options, start, gradients, dtype=None):
@@ -76,6 +76,59 @@ def test_steps_equal_those_of_torch(name, options, _, target):
     expected = run_torch(name, options, start, gradients)
     for n, p in params.items():
         np.testing.assert_allclose(p.numpy(), expected[n], rtol=3e-5, atol=3e-6)
+
+
+@pytest.mark.parametrize(("name", "options", "target"), [
+    *((name, options, "cpu") for name, options, _ in CASES if name != "LBFGS"), ("AdamW", {}, "interp"),
+], ids=lambda x: str(x))  # fmt: skip
+def test_a_hundred_steps_in_f64_are_those_of_torch(name, options, target):
+    """Bias corrections and schedules are of f64 too."""
+    rng = np.random.default_rng(0)
+    start, gradients = make_arrays(rng, np.float64), [make_arrays(rng, np.float64) for _ in range(100)]
+    optimizer = getattr(optim, name)(**options)
+    params = {n: ts.Tensor(x) for n, x in start.items()}
+    state, update = optimizer.init(params), ts.jit(optimizer.update, target=target)
+    for step in gradients:
+        params, state = update(params, {n: ts.Tensor(x) for n, x in step.items()}, state)
+    torch.set_default_dtype(torch.float64)  # some of PyTorch's optimizers compute their scalars in this type
+    try:
+        expected = run_torch(name, options, start, gradients)
+    finally:
+        torch.set_default_dtype(torch.float32)
+    for n, p in params.items():
+        np.testing.assert_allclose(p.numpy(), expected[n], rtol=1e-11, atol=1e-12, err_msg=n)
+
+
+def test_a_schedule_has_the_type_of_the_widest_parameter():
+    """In f64 the rates are those of Python's floats; an f32 parameter beside it takes them rounded once."""
+    schedule = optim.CosineAnnealingLR(0.3, 7)
+    optimizer, params = optim.SGD(schedule), {"a": ts.Tensor([0.0], ts.f64), "b": ts.Tensor([0.0], ts.f32)}
+    ones = {n: ts.ones_like(p) for n, p in params.items()}
+    state, update = optimizer.init(params), ts.jit(optimizer.update, target="cpu")
+    for i in range(5):
+        before = {n: p.numpy() for n, p in params.items()}
+        params, state = update(params, ones, state)
+        assert abs(params["a"].item() - (before["a"][0] - schedule(i))) < 1e-15
+        assert params["b"].item() == before["b"][0] - np.float32(schedule(i))
+
+
+@pytest.mark.parametrize("rate", [lambda: ts.Tensor(float("nan")), lambda: ts.Tensor(-1.0), lambda: float("nan")])
+def test_a_learning_rate_that_is_known_is_checked(rate):
+    params = [ts.Tensor([1.0])]
+    for optimizer in (optim.AdamW(), optim.LBFGS()):
+        with pytest.raises(ts.errors.ArgumentError, match="lr is (nan|-1.0)") as found:
+            optimizer.update(params, params, optimizer.init(params), lr=rate())
+        assert "test_optimizers.py" in str(found.value)
+    nan_schedule = optim.SGD(lambda step: step * float("nan"))
+    with pytest.raises(ts.errors.ArgumentError, match="lr is nan"):
+        nan_schedule.update(params, params, nan_schedule.init(params))
+
+
+def test_the_step_of_a_learning_rate_that_is_nan_can_be_left_out():
+    params, optimizer = [ts.Tensor([1.0])], optim.Adam()
+    step = ts.jit(lambda p, s, lr: optimizer.update(p, p, s, lr=lr, good=ts.isfinite(lr)), target="cpu")
+    new, state = step(params, optimizer.init(params), ts.Tensor(float("nan")))
+    assert new[0].numpy().tolist() == [1.0] and state["step"].item() == 0
 
 
 @pytest.mark.parametrize("make", [lambda m: m, lambda m: m.parameters(), lambda m: list(m.parameters())])

@@ -353,3 +353,13 @@ def test_a_class_out_of_range_names_the_line():
 def test_layers_show_the_arguments_that_they_take(name):
     assert inspect.signature(getattr(pf.nn, name)) == inspect.signature(getattr(ts.nn, name))
     assert "args" not in inspect.signature(getattr(pf.nn, name)).parameters
+
+
+def test_classes_have_the_names_by_which_they_are_imported():
+    for name in ("Embedding", "ModuleList", "ModuleDict", "Linear", "Sequential"):
+        assert getattr(pf.nn, name).__name__ == name
+    table = pf.nn.Sequential([pf.nn.Embedding(4, 2)])
+    assert "Embedding(4, 2)" in repr(table) and "Lazy" not in repr(table)
+    found = table(pf.tensor([9], dtype=pf.int32))
+    with pytest.raises(ts.errors.OutOfBoundsError, match=r"token 9 .*Embedding\)"):
+        found.numpy()

@@ -116,3 +116,9 @@ def test_files_of_other_libraries(tmp_path):
     for name, text in (("m.pt", "PyTorch wrote it"), ("m.npz", "NumPy wrote it")):
         with pytest.raises(FileError, match=text):
             ts.load(tmp_path / name)
+
+
+def test_a_path_before_the_value(tmp_path):
+    with pytest.raises(ts.errors.ArgumentError, match="before the value") as found:
+        ts.save(str(tmp_path / "x.safetensors"), {"w": ts.ones(2)})
+    assert "ts.save(value, '" in str(found.value) and not list(tmp_path.iterdir())

@@ -150,7 +150,7 @@ def test_a_cache_is_not_written_past_its_end(target):
     append = ts.with_state(lambda c, x: c.append(x, x).lengths)
     append = append if target is None else ts.jit(append, target=target)
     append(cache, one)
-    with pytest.raises(TesseraError, match="written past its end"):
+    with pytest.raises(TesseraError, match="past (its end|the end of its cache)"):
         append(cache, one)
 
 
@@ -182,3 +182,125 @@ def test_a_count_of_rows_that_do_not_exist(count):
     assert cache.append(rows, rows, [2, 0]).lengths.tolist() == [2, 0]
     with pytest.raises(ShapeError, match="count does not fit"):
         cache.append(rows, rows, [1, 1, 1])
+
+
+class Layers(ts.Stateful):
+    def __init__(self):
+        self.caches = {"self": ts.KVCache(2, 1, 4, 4, page_size=4)}
+
+    @ts.stateful
+    def step(self, x):
+        return self.caches["self"].append(x, x).lengths
+
+
+@pytest.mark.parametrize("target", [None, "interp", "cpu", "ptx"])
+def test_a_cache_written_past_its_end_is_named(target):
+    """By its path in the state, at the user's line."""
+    layers, x = Layers(), np.ones((2, 3, 1, 4), np.float32)
+    step = layers.step if target is None else ts.jit(layers.step, target=target)
+    step(x)
+    with pytest.raises(TesseraError, match=r"\(in caches\.self: KVCache\)") as found:
+        step(x)
+    error = found.value
+    assert 'self.caches["self"].append(x, x)' in str(error) and "^^^" in str(error) and "longer" in str(error)
+    if target is None:
+        assert isinstance(error, ts.errors.OutOfBoundsError) and error.expected == "up to 4 positions"
+        assert error.received == "3 and 3 more"
+
+
+@pytest.mark.parametrize("wrap", [ts.jit, lambda f: ts.jit(ts.with_state(f))])
+def test_a_cache_that_is_an_argument_has_its_name(wrap):
+    append = wrap(lambda memory, x: memory.append(x, x).lengths)
+    cache, x = ts.KVCache(2, 1, 4, 4, page_size=4), np.ones((2, 5, 1, 4), np.float32)
+    with pytest.raises(TesseraError, match=r"\(in memory: KVCache\)"):
+        append(cache, x)
+
+
+def test_only_the_sequences_that_have_no_room_are_refused():
+    cache, x = ts.KVCache(2, 1, 4, 4, page_size=4), np.ones((2, 4, 1, 4), np.float32)
+    cache.append(x, x, [4, 2])
+    with pytest.raises(ts.errors.OutOfBoundsError, match="sequence 1 is") as found:
+        cache.append(x, x, [0, 3])
+    assert found.value.received == "2 and 3 more"
+    assert cache.append(x, x, [0, 2]).lengths.tolist() == [4, 4]
+
+
+def attend_to(k, v, q):
+    """Attention of one query [H, D] to keys and values [n, H, D]."""
+    scores = np.einsum("hd,nhd->hn", q, k) / np.sqrt(q.shape[-1])
+    weights = np.exp(scores - scores.max(-1, keepdims=True))
+    return np.einsum("hn,nhd->hd", weights / weights.sum(-1, keepdims=True), v)
+
+
+MASK = np.array([[1, 0, 1, 0, 1, 1, 1], [0, 0, 0, 1, 1, 1, 1]], bool)  # of 7 and 5 positions
+PRUNINGS = {
+    "sinks": ({"first": 1, "last": 2}, [[0, 5, 6], [0, 3, 4]]),
+    "all": ({"last": 9}, [range(7), range(5)]),
+    "none": ({"last": 0}, [[], []]),
+    "mask": ({"keep": MASK}, [[0, 2, 4, 5, 6], [3, 4]]),
+    "short mask": ({"keep": MASK[:, :3]}, [[0, 2], []]),
+}
+
+
+@pytest.mark.parametrize("target", [None, "interp", "cpu"])
+@pytest.mark.parametrize(("how", "kept"), PRUNINGS.values(), ids=PRUNINGS.keys())
+def test_a_pruned_cache_attends_to_what_it_keeps(target, how, kept):
+    rng = np.random.default_rng(0)
+    k, v = (rng.standard_normal((2, 7, 2, 4)).astype(np.float32) for _ in range(2))
+    q, new = (rng.standard_normal((2, 1, 2, 4)).astype(np.float32) for _ in range(2))
+    cache = ts.KVCache(2, 2, 8, 4, page_size=4)
+    cache.append(k, v, [7, 5])
+    prune = ts.with_state(lambda cache: cache.prune(**how).lengths)
+    lengths = (prune if target is None else ts.jit(prune, target=target))(cache)
+    assert lengths.tolist() == cache.lengths.tolist() == [len(each) for each in kept]
+    found = cache.append(new, new).attend(q).numpy()[:, 0]
+    for b, rows in enumerate(kept):
+        keys, values = (np.concatenate([x[b][list(rows)], new[b]]) for x in (k, v))
+        np.testing.assert_allclose(found[b], attend_to(keys, values, q[b, 0]), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(("how", "says"), [
+    ({}, "neither"), ({"keep": MASK, "last": 3}, "both"), ({"keep": MASK[:1]}, "does not fit"),
+    ({"keep": MASK.astype(np.int32)}, "does not fit"), ({"first": -1, "last": 3}, "first"),
+])  # fmt: skip
+def test_prunings_that_are_refused(how, says):
+    with pytest.raises(TesseraError, match=says):
+        ts.KVCache(2, 2, 8, 4).prune(**how)
+    with pytest.raises(ts.errors.ArgumentError, match="ring"):
+        ts.KVCache(2, 2, 8, 4, window=4).prune(last=3)
+
+
+def test_an_offloaded_cache_goes_on(tmp_path):
+    x = np.random.default_rng(0).standard_normal((2, 3, 2, 4)).astype(np.float32)
+    caches = [ts.KVCache(2, 2, 8, 4, page_size=4) for _ in range(2)]
+    step = ts.jit(ts.with_state(lambda cache, x: cache.append(x, x).attend(x)), target="cpu")
+    for cache in caches:
+        step(cache, x)
+    caches[0].offload(tmp_path)
+    assert ts.memory.space_of(caches[0].keys) == "disk" and (tmp_path / "keys.npy").exists()
+    np.testing.assert_array_equal(step(caches[0], x).numpy(), step(caches[1], x).numpy())
+    caches[0].offload(tmp_path / "again")
+    coming = caches[0].prefetch()
+    caches[0].truncate([1, 2])
+    assert coming.wait() is caches[0] and coming.done()
+    assert ts.memory.space_of(caches[0].keys) == "host" and caches[0].lengths.tolist() == [1, 2]
+    np.testing.assert_array_equal(caches[0].keys.numpy(), caches[1].keys.numpy())
+
+
+def test_the_state_of_an_optimizer_on_disk_gives_the_same_steps(tmp_path):
+    params, optimizer = {"w": ts.ones((5,))}, ts.optim.AdamW(0.1)
+    update = ts.jit(optimizer.update, target="cpu")
+    state = here = optimizer.init(params)
+    away = ts.state.offload(state, tmp_path)
+    assert ts.memory.space_of(away["m"]["w"]) == "disk"
+    for _ in range(3):
+        found, here = update(params, params, here)
+        other, away = update(params, params, ts.state.prefetch(ts.state.offload(away, tmp_path)).wait())
+        np.testing.assert_array_equal(found["w"].numpy(), other["w"].numpy())
+
+
+def test_a_traced_state_is_not_offloaded(tmp_path):
+    cache = ts.KVCache(1, 1, 4, 4)
+    for move in (lambda c: c.offload(tmp_path), lambda c: c.prefetch()):
+        with pytest.raises(ts.errors.TraceError, match="keys is traced"):
+            ts.jit(ts.with_state(lambda cache, move=move: move(cache)))(cache)

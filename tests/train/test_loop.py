@@ -235,3 +235,21 @@ def test_a_folder_of_another_run(tmp_path):
         again.run(data(), steps=2)
     assert "loop.resume()" in error.value.suggestion and again.step == 0
     assert again.resume() == 4 and len(again.run(data(), steps=5)) == 1
+
+
+def test_the_module_that_makes_nan_is_named_once():
+    class Root(nn.Module):
+        def forward(self, x):
+            return ts.sqrt(x)
+
+    class Model(nn.Module):
+        def __init__(self):
+            self.weight, self.blocks = nn.Parameter([1.0]), [Root(), Root()]
+
+        def forward(self, x):
+            return (self.blocks[1](self.blocks[0](x * self.weight) - 4.0)).sum()
+
+    loop = ts.train.Loop(Model(), optim.SGD(0.1), lambda model, x: model(x), target="cpu", progress=False)
+    with pytest.raises(ts.errors.NonFiniteError, match=r"sqrt makes nan .*\(in blocks\.1: Root\)") as found:
+        loop.run([(np.float32([9.0]),)])
+    assert str(found.value).count("(in ") == 1

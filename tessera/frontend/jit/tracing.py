@@ -27,7 +27,7 @@ from tessera.core.errors import (
     user_location,
 )
 from tessera.core.hooks import compile_graph, compile_tuned_graph, record_on_tape, takes_symbolic_sizes
-from tessera.core.pytree import TreeDef, call_and_collect, call_and_warn, flatten, leaf_paths, store_updates
+from tessera.core.pytree import TreeDef, call_and_collect, call_and_warn, flatten, in_scope, leaf_paths, store_updates
 from tessera.core.shapes import (
     bind_shapes,
     find_size_constraints,
@@ -482,9 +482,7 @@ class Jit:
             bound = self.signature.bind(*args, **named)
         except TypeError as error:
             raise ArgumentError(
-                f"{self.name}: {error}",
-                location=user_location(),
-                expected=f"{self.name}{self.signature}",
+                f"{self.name}: {error}", location=user_location(), expected=f"{self.name}{self.signature}"
             ) from None
         given = set(bound.arguments)
         bound.apply_defaults()
@@ -602,7 +600,8 @@ class Jit:
 
     def _call(self, arguments: dict[str, Any]) -> Any:
         bound = inspect.BoundArguments(self.signature, arguments)  # type: ignore[arg-type]
-        return self.function(*bound.args, **bound.kwargs)
+        with in_scope(arguments):
+            return self.function(*bound.args, **bound.kwargs)
 
 
 def _find_producer(result: Tensor) -> Node | None:

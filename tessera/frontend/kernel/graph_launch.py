@@ -16,8 +16,10 @@ from tessera.core.device_array import DeviceArray
 from tessera.core.errors import (
     ArgumentError,
     DTypeError,
+    ExecutionError,
     ShapeError,
     TraceError,
+    add_scope,
     is_library_kernel_file,
     library_caller_location,
     user_location,
@@ -120,7 +122,12 @@ def _run_on_copies(chosen: KernelLaunch, found: KernelArguments, fresh: set[int]
     held = [a.numpy() if a.__class__ is DeviceArray else a for a in found.arrays]
     arrays = [np.array(a) if i in written and id(a) not in fresh else a for i, a in enumerate(held)]
     found = found._replace(arrays=tuple(arrays), tensors=True)
-    returned = chosen.run(module, found)
+    try:
+        returned = chosen.run(module, found)
+    except ExecutionError as error:
+        if error.location is not None and is_library_kernel_file(error.location.file):
+            error.location = add_scope(library_caller_location())
+        raise
     rest = () if returned is None else returned if isinstance(returned, tuple) else (returned,)
     types = list(found.types.values())
     results = [Tensor(a, types[i].policy or types[i].dtype) for i, a in enumerate(arrays) if i in written]
@@ -301,7 +308,7 @@ class _LaunchRecorder:
 def _locate_checks(function: Function) -> Block:
     """The body of a kernel of this package, whose assertions are at the user's op or call."""
     builder = CURRENT_BUILDER.get()
-    place = (builder.location if builder is not None else None) or library_caller_location()
+    place = (builder.location if builder is not None else None) or add_scope(library_caller_location())
 
     def locate(block: Block) -> Block:
         return replace(block, nodes=tuple(map(locate_node, block.nodes)))

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 
 from tessera.core.symbolic_dim import Size, ceil_divide
 from tessera.core.types import int64, scalar
-from tessera.ir.core import Attrs, Block, Function, Module, Node, Value, structural_key
+from tessera.ir.core import Attrs, Block, Function, Module, Node, Value, merge_scopes, structural_key
 from tessera.ir.rewrite import (
     RewritePatterns,
     Rewriter,
@@ -230,7 +230,8 @@ def to_tile(module: Module) -> Module:
     def _(rewriter: Rewriter, node: Node, args: list[Value]) -> tuple[()]:
         function, grid = lower_kernel(node, len(kernels))
         # Kernels that are equal, and of the same lines, are one function.
-        function = kernels.setdefault(structural_key(replace(function, name="")), function)
+        key = structural_key(replace(function, name=""))
+        function = kernels[key] = merge_scopes(kernels.get(key, function), function)
         rewriter.builder.add(host.launch, args, {"kernel": function.name, "grid": grid})
         return ()
 

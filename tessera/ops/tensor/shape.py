@@ -240,6 +240,7 @@ def make_index_error(index: int | None, size: Size, along: int, *, what: str, wr
     return OutOfBoundsError(
         f"{what} {'(one of many)' if index is None else index} is outside axis {along} of size {size}",
         expected=f"from {-size if wrap else 0} to {size - 1}" if size else "no index, since the axis is empty",
+        suggestion="give the embedding more rows, or replace what its vocabulary lacks" if what == "token" else None,
     )
 
 

@@ -9,7 +9,7 @@
 from typing import Any
 
 from tessera import nn as core
-from tessera.nn.module import Lambda
+from tessera.nn.containers import Lambda
 from tessera.pyflame.nn import functional as functional
 from tessera.pyflame.nn import utils as utils
 from tessera.pyflame.nn.losses import BCELoss as BCELoss

@@ -16,7 +16,7 @@ import numpy as np
 from tessera.core.pytree import flatten
 from tessera.ir.builder import CURRENT_BUILDER
 from tessera.ir.tensor import Tensor as CoreTensor
-from tessera.nn import linear
+from tessera.nn import containers, linear
 from tessera.nn import module as core
 from tessera.pyflame.lazy_graph import Expression, evaluate
 from tessera.pyflame.tensor import Tensor, elements_of, record
@@ -119,7 +119,7 @@ class Layer(Module):
         return record_module(self, args, named)
 
 
-class Sequential(Module, core.Sequential):
+class Sequential(Module, containers.Sequential):
     """Modules one after the other; it takes modules or a list of them, and `add` appends.
 
     >>> import tessera.pyflame as pf
@@ -129,16 +129,16 @@ class Sequential(Module, core.Sequential):
     """
 
 
-class LazyModuleList(Module, core.ModuleList):
+class LazyModuleList(Module, containers.ModuleList):
     """A list of modules: indexed and iterated as a list."""
 
 
-class LazyModuleDict(Module, core.ModuleDict):
+class LazyModuleDict(Module, containers.ModuleDict):
     """A dict of modules: indexed and iterated as a dict."""
 
 
 # The layer for each class of tessera.nn.
-LAYERS: dict[type, type] = {core.ModuleList: LazyModuleList, core.ModuleDict: LazyModuleDict}
+LAYERS: dict[type, type] = {containers.ModuleList: LazyModuleList, containers.ModuleDict: LazyModuleDict}
 
 
 def make_layer(kind: type) -> type:
@@ -165,6 +165,11 @@ class LazyEmbedding(make_layer(linear.Embedding)):  # type: ignore[misc]
 
     def __init__(self, num_embeddings: int, embedding_dim: int, padding_idx: int | None = None) -> None:
         super().__init__(num_embeddings, embedding_dim, padding_idx)
+
+
+for each in (LazyModuleList, LazyModuleDict, LazyEmbedding):  # as users read and import them
+    each.__name__ = each.__qualname__ = each.__name__.removeprefix("Lazy")
+    each.__module__ = "tessera.pyflame.nn"
 
 
 def make_lazy(module: core.Module) -> None:

@@ -21,6 +21,7 @@ from tessera.codegen.csl.text.dsd import (
 )
 from tessera.codegen.csl.text.memory_allocation import allocate_array, can_reuse
 from tessera.codegen.csl.text.routes import FabricChannel
+from tessera.codegen.diagnostics import describe_location
 from tessera.core.errors import (
     DeadlockError,
     ExecutionError,
@@ -205,9 +206,8 @@ def make_unsupported_error(node: Node, reason: str) -> UnsupportedOpError:
 def add_fault(ctx: CslContext, node: Node, kind: str, text: str, expected: str) -> str:
     """Register a possible fault of a node; returns the statement that reports it."""
     ctx.functions["fail"] = FAULT_HELPER
-    loc = node.loc
-    location = [loc.file, loc.line, loc.column, loc.end_column]
-    ctx.faults.append({"kind": kind, "text": text, "expected": expected, "place": location})
+    place = describe_location(node.loc)
+    ctx.faults.append({"kind": kind, "text": text, "expected": expected, "place": place})
     return f"fail({len(ctx.faults)});"
 
 
