@@ -42,7 +42,7 @@ from tessera.ir.numerics.conversion import convert  # noqa: E402
 from tessera.ir.numerics.error_model import OUTWARD_FACTOR  # noqa: E402
 from tessera.ir.numerics.interval_arithmetic import IntervalArray, absolute_distance  # noqa: E402
 from tessera.ir.rewrite import expand_composites  # noqa: E402
-from tessera.ir.rules import Op, error, lower  # noqa: E402
+from tessera.ir.rules import ACCUMULATE, STORAGE, Op, error, lower  # noqa: E402
 from tessera.runtime.program import prepare  # noqa: E402
 
 AREAS = (
@@ -187,16 +187,19 @@ class Operand:
     reach: np.ndarray
     type: TensorType
 
-    def draw_points(self, rng: np.random.Generator) -> np.ndarray:
-        """A point of each interval that the operand may be: an end, or between; of the compute type."""
+    def draw_points(self, rng: np.random.Generator, op: Op) -> np.ndarray:
+        """A point of each interval that the operand may be: an end, or between; of the type that the op reads."""
+        wide = self.type.accumulate if op.numerics == ACCUMULATE else self.type.compute
+        if op.numerics == STORAGE and self.type.dtype.bits > wide.bits:
+            wide = self.type.dtype
         if self.interval.exact:
             return self.exact
         shape, value = self.exact.shape, self.interval.value
         place = rng.choice([-1.0, 1.0], shape) if rng.random() < 0.4 else rng.uniform(-1, 1, shape)
         with np.errstate(all="ignore"):
-            point = convert(value + place * self.reach, self.type.compute)
+            point = convert(value + place * self.reach, wide)
             inside = np.abs(point.astype(np.float64) - value) <= self.reach
-        return np.where(inside & (self.reach > 0), point, self.exact.astype(self.type.compute.numpy))
+        return np.where(inside & (self.reach > 0), point, self.exact.astype(wide.numpy))
 
 
 def make_operand(rng: np.random.Generator, x: np.ndarray, type: TensorType, uncertain: bool) -> Operand:
@@ -259,7 +262,7 @@ def examine_use(rng: np.random.Generator, each: TypedUse, tally: Tally, least: f
     for _ in range(ROUNDS):
         with np.errstate(all="ignore"):
             if each.function is None:
-                found = evaluate_use(rng, typed, [o.draw_points(rng) for o in operands])
+                found = evaluate_use(rng, typed, [o.draw_points(rng, typed.op) for o in operands])
             else:
                 found = evaluate_in_some_way(each.function, arrays, rng)
         tally.add(found, bounds, worst, f"{kind}{' uncertain' * uncertain}")
