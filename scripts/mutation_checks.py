@@ -107,7 +107,10 @@ COMPONENTS: dict[str, Component] = {
     "distribution": Component(("tessera/dist/*.py",), ("levels",)),
     "language models": Component(("tessera/llm/*.py",), ("levels",)),
 }  # fmt: skip
-FUZZ_TARGETS = {"llvm": "llvm", "ptx": "ptx", "csl": "csl", "mesh": "csl", "memory plan": "llvm", "passes": "llvm"}
+FUZZ_TARGETS = {
+    "llvm": "llvm", "runtime": "llvm", "plan execution": "llvm", "memory plan": "llvm", "passes": "llvm", "ptx": "ptx",
+    "ptx emulator": "ptx", "csl": "csl", "mesh": "csl", "csl emulator": "csl",
+}  # fmt: skip
 TEST_FOLDERS = (
     "tests/lower", "tests/ir", "tests/transforms", "tests/runtime", "tests/tools/debug", "tests/tools/check",
     "tests/codegen/llvm", "tests/codegen/grouped", "tests/codegen", "tests/codegen/csl", "tests/codegen/ptx",
@@ -176,11 +179,12 @@ class Checks:
         campaign.SHRINK_SECONDS = 0.0
         begin, number = time.process_time(), 0
         while time.process_time() - begin < seconds:
-            check, number = f"fuzz|{target} {number}", number + 1
+            check, kind = f"fuzz|{target} {number}", tuple(campaign.GENERATORS)[number % len(campaign.GENERATORS)]
             self.start(check)
             found = campaign.run_campaign(
-                campaign.CampaignRequest((target,), programs=1, seconds=600.0, seed=number - 1)
+                campaign.CampaignRequest((target,), (kind,), programs=1, seconds=600.0, seed=number)
             )
+            number += 1
             self.end(check, next(iter(found.failures), ""))
             if found.failures:
                 return

@@ -2,7 +2,7 @@
 
 A comparison becomes its neighbour, `and` becomes `or`, arithmetic becomes its opposite or swaps its operands, `min`
 becomes `max`, a number changes by one, a truth value turns, a condition is negated, a guard (an `if` that only leaves)
-or a statement is deleted. Annotations, decorators and the texts of errors stay as they are.
+or a statement is deleted. Annotations, decorators, the texts of errors and `strict=` stay as they are.
 """
 
 from __future__ import annotations
@@ -67,13 +67,13 @@ def list_mutations(tree: ast.AST) -> Iterator[tuple[ast.AST, str]]:
 
 
 def _walk_code(node: ast.AST) -> Iterator[ast.AST]:
-    """All nodes but annotations, decorators and what a raise statement says."""
+    """All nodes but annotations, decorators, what a raise statement says, and whether a zip asserts equal lengths."""
     yield node
     for field, value in ast.iter_fields(node):
         if field in ("annotation", "returns", "decorator_list") or isinstance(node, (ast.Raise, ast.JoinedStr)):
             continue
         for child in value if isinstance(value, list) else [value]:
-            if isinstance(child, ast.AST):
+            if isinstance(child, ast.AST) and not (isinstance(child, ast.keyword) and child.arg == "strict"):
                 yield from _walk_code(child)
 
 

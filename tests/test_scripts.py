@@ -98,7 +98,7 @@ MUTATIONS = {
     "x.any()": ["None", "x.all()"], "y = a if b else c": ["y = a if not b else c"], "f()": ["None"],
     "a[b] = c": ["_ = None"],
     "if a: return": ["if not a:\n    return", "if a:\n    pass"], "[a for a in b if c]": ["[a for a in b if not c]"],
-    "def f(a: g[3]) -> g[3]: raise Error(3)": [], "y = 1000": [],
+    "def f(a: g[3]) -> g[3]: raise Error(3)": [], "y = 1000": [], "y = zip(a, b, strict=True)": [],
 }  # fmt: skip
 
 

@@ -10,7 +10,7 @@ and `{"if": flag, "then": steps, "else": steps}`. A flag is the number of a buff
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,7 +24,7 @@ from tessera.core.symbolic_dim import Dim, Size, proves_at_most, round_up
 from tessera.core.types import RefType
 from tessera.ir.core import Block, Function, Module, Node, Value, find_size_names
 from tessera.ir.rules import Rules
-from tessera.ops.dialects import host, tile
+from tessera.ops.dialects import control_flow, host, tile
 from tessera.ops.tensor import basic
 
 # Building a plan from the entry function of a Tile module.
@@ -335,8 +335,25 @@ def _initialises(function: Function, launch: Node, same: set[Value]) -> bool:
     ref, sizes = function.params[places[0]], (*launch.attrs["grid"], *launch.args[places[0]].type.shape)  # type: ignore[union-attr]
     if not all(isinstance(n, int) for n in sizes) or math.prod(launch.attrs["grid"]) > MAX_PROGRAMS:
         return False
-    stores = [n for n in function.body.nodes if n.op is tile.store and n.args[0] is ref]
-    return any(_covers(function, store, launch.attrs["grid"]) for store in stores)
+    return any(_covers(function, store, launch.attrs["grid"]) for store in _list_stores(function.body, ref))
+
+
+def _list_stores(body: Block, ref: Value) -> Iterator[Node]:
+    """The stores to a memory that every program executes; of a condition whose two sides store to the same block, one.
+
+    The programs within the boundary have a side of their own (boundary peeling).
+    """
+    for node in body.nodes:
+        if node.op is tile.store and node.args[0] is ref:
+            yield node
+        elif node.op is control_flow.if_:
+            first, second = ([n for n in r.nodes if n.op is tile.store and n.args[0] is ref] for r in node.regions)
+            yield from (n for n in first if any(_store_alike(n, other) for other in second))
+
+
+def _store_alike(store: Node, other: Node) -> bool:
+    """Whether two stores have the same block of the same memory."""
+    return store.args[2:] == other.args[2:] and static_shape(store.args[1].type) == static_shape(other.args[1].type)
 
 
 def _covers(function: Function, store: Node, grid: tuple[int, ...]) -> bool:

@@ -231,6 +231,8 @@ def _is_supported(node: Node, shapes: list[tuple[Size, ...]]) -> bool:
         return False
     if any(get_tensor_type(x).accumulate != f32 for x in node.args[:3]):
         return False
+    if any(x.type.dtype == f32 and get_tensor_type(x).policy is not None for x in node.args):  # of the sums, too
+        return False
     if node.attrs["weights"] not in (f32, node.args[2].type.dtype):
         return False
     if any(symbol_names((x[1], x[3])) for x in shapes[:3]):  # heads and features are numbers

@@ -234,6 +234,26 @@ def combine_few_segments(memory, order, places, updates, *, state, cols, mode):
         tile.store(memory[lead, row, first : first + cols], tile.cast(total, memory.dtype), edge="clip")
 
 
+def find_same_places(places, row, size, block):
+    """Which of at most `block` places, where negative ones count from the end of `size` rows, name a row."""
+    others = tile.load(places[0:block], edge="clip")
+    return (tile.where(others < 0, others + size, others) == row) & (tile.arange(0, block) < places.shape[0])
+
+
+@kernel
+def replace_unsorted(memory, places, updates, *, block, cols, check):
+    """memory[l, places[p]] = updates[l, p] for the last p of each row, on the grid (L, P, ceil(R / cols)).
+
+    The programs of other updates end. There are at most `block` places.
+    """
+    lead, p, first = tile.program_id(0), tile.program_id(1), tile.program_id(2) * cols
+    row, number = check(places[p]), tile.arange(0, block)
+    same = find_same_places(places, row, memory.shape[1], block)
+    if tile.sum(tile.cast(same & (number > p), "int32")) == 0:
+        new = tile.load(updates[lead, p, first : first + cols], edge="clip")
+        tile.store(memory[lead, row, first : first + cols], new, edge="clip")
+
+
 REPEATED = 8  # updates of a row beyond the first, up to which each is looked for among all
 
 
@@ -244,9 +264,8 @@ def combine_unsorted(memory, places, updates, *, state, block, cols, check):
     The program of the first update of a row adds all of them, and the others end. There are at most `block` places.
     """
     lead, p, first = tile.program_id(0), tile.program_id(1), tile.program_id(2) * cols
-    row, number, size = check(places[p]), tile.arange(0, block), memory.shape[1]
-    others = tile.load(places[0:block], edge="clip")
-    same = (tile.where(others < 0, others + size, others) == row) & (number < places.shape[0])
+    row, number = check(places[p]), tile.arange(0, block)
+    same, size = find_same_places(places, row, memory.shape[1], block), memory.shape[1]
     if tile.sum(tile.cast(same & (number < p), "int32")) == 0:
         later = tile.sum(tile.cast(same & (number > p), "int32"))
         total = tile.cast(tile.load(memory[lead, row, first : first + cols], edge="clip"), state)
@@ -268,17 +287,21 @@ MOST_SHORT = 1 << 16  # rows whose numbers have 16 bits
 
 
 def is_unsorted(sizes: tuple[int, ...], updates: int) -> bool:
-    """Whether `add_unsorted` is for so many updates of an operand [L, N, R]: few, of long rows, most without any."""
+    """Whether `update_unsorted` is for so many updates of an operand [L, N, R]: few, of long rows, most without any."""
     return updates <= MOST_UNSORTED and updates * FEW_PLACES <= sizes[1] and sizes[2] >= NARROW_COLS
 
 
-def add_unsorted(x: Any, places: Any, updates: Any, check: PlaceCheck) -> Any:
-    """`x` [L, N, R] whose rows at places [P] are added to updates [L, P, R], in the order of P, in x's own memory."""
+def update_unsorted(x: Any, places: Any, updates: Any, mode: str, check: PlaceCheck) -> Any:
+    """`x` [L, N, R] whose rows at places [P] are added to, or set to, updates [L, P, R], in the order of P, in x's own
+    memory."""
     lead, _, width = (int(n) for n in x.shape)
-    many, state = int(places.shape[0]), compute_dtype(x.dtype) if x.dtype.is_float else x.dtype
-    cols, block = min(1 << (width - 1).bit_length(), SEGMENT_ELEMENTS), 1 << (many - 1).bit_length()
+    many, cols = int(places.shape[0]), min(1 << (width - 1).bit_length(), SEGMENT_ELEMENTS)
     grid = (lead, many, ceil_divide(width, cols))
-    return launch(combine_unsorted, grid, x, places, updates, state=state, block=block, cols=cols, check=check)
+    how = {"block": 1 << (many - 1).bit_length(), "cols": cols, "check": check}
+    if mode == "set":
+        return launch(replace_unsorted, grid, x, places, updates, **how)
+    state = compute_dtype(x.dtype) if x.dtype.is_float else x.dtype
+    return launch(combine_unsorted, grid, x, places, updates, **how, state=state)
 
 
 def combine_sorted(x: Any, places: Any, updates: Any, mode: str) -> Any:

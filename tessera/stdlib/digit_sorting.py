@@ -2,11 +2,13 @@
 
 A pass counts the digits of each part of a row, adds the counts up, and moves each word to its place. Within a part the
 places come from votes of warps, which tell how many words before one have the same digit (Merrill and Garland 2016).
+Rows that the threads of one group can hold stay in its shared memory for all passes.
 A word holds an element's order above its index, as in `row_sorting`.
 """
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from tessera.core.symbolic_dim import ceil_divide
@@ -15,7 +17,7 @@ from tessera.frontend.kernel import kernel
 from tessera.frontend.kernel.graph_launch import OutputMemory, launch
 from tessera.frontend.kernel.tile_api import tile
 from tessera.ir.tensor import Tensor
-from tessera.stdlib.row_sorting import INDEX_BITS, INDEX_MASK, count_order_bits, make_keys
+from tessera.stdlib.row_sorting import INDEX_BITS, INDEX_MASK, LAST_KEY, count_order_bits, make_keys
 from tessera.stdlib.running_sums import running_sums
 
 # mypy: disable-error-code="operator, attr-defined, index"
@@ -27,6 +29,8 @@ ITEMS = 16  # words of a thread
 CHUNK = DIGITS * ITEMS  # words that a group moves at a time
 LOADED = 8  # words that a thread counts at a time
 PROGRAMS = 528  # that keep a GPU busy
+MAX_NETWORK_ROW = 128  # elements of a row, for each digit, up to which many rows are sorted as fast by a network
+MAX_WAITING_ROW = 128  # the same of so few rows that programs wait more than they compute
 
 
 def read_words(source, row, place, inside, descending, keyed):
@@ -35,10 +39,9 @@ def read_words(source, row, place, inside, descending, keyed):
     return x if keyed else make_keys(x, place, descending)
 
 
-def find_digits(words, shift, flip):
-    """The digit of each word from bit `shift` on; `flip` reverses the sign bit, so that negative numbers are first."""
-    digits = tile.cast((words >> shift) & (DIGITS - 1), "int32")
-    return digits ^ (DIGITS // 2) if flip else digits
+def find_digits(words, shift):
+    """The digit of each word from bit `shift` on."""
+    return tile.cast((words >> shift) & (DIGITS - 1), "int32")
 
 
 def sum_before(x, memory):
@@ -53,7 +56,7 @@ def sum_before(x, memory):
 
 
 @kernel
-def count_digits(source, counts, *, shift, flip, length, descending, keyed):
+def count_digits(source, counts, *, shift, length, descending, keyed):
     """counts[r, p, d] = how many words of part p of row r have digit d, on the grid (R, parts) of groups of 256.
 
     A part has `length` words.
@@ -65,14 +68,14 @@ def count_digits(source, counts, *, shift, flip, length, descending, keyed):
     end = tile.minimum(part * length + length, source.shape[1])
     for at in tile.range(part * length, end, LOADED * DIGITS):
         place = at + thread + tile.arange(0, LOADED) * DIGITS
-        digits = find_digits(read_words(source, row, place, place < end, descending, keyed), shift, flip)
+        digits = find_digits(read_words(source, row, place, place < end, descending, keyed), shift)
         tile.atomic_add(found[digits], tile.full((LOADED,), 1, int32), mask=place < end)
     tile.barrier()
     counts[row, part, thread] = found[thread]
 
 
 @kernel
-def move_words(source, ends, out, *, shift, flip, length, descending, keyed, last, items):
+def move_words(source, ends, out, *, shift, length, descending, keyed, last, items):
     """out = the words of each row in the stable order of one digit, on the grid (R, parts) of groups of 256.
 
     ends[r, p, d] is how many words of the parts of row r up to p have digit d. A group moves `items` words of each
@@ -89,7 +92,7 @@ def move_words(source, ends, out, *, shift, flip, length, descending, keyed, las
         place = at + warp * (WARP * items) + tile.lane_id() + tile.arange(0, items) * WARP
         words = read_words(source, row, place, place < end, descending, keyed)
         # What lies past the end has the largest digit, and comes after all that has it.
-        digits = tile.where(place < end, find_digits(words, shift, flip), DIGITS - 1)
+        digits = tile.where(place < end, find_digits(words, shift), DIGITS - 1)
         counts[columns] = tile.zeros((WARPS,), int32)
         tile.barrier()
         slots = warp * DIGITS + tile.cast(digits, "int64")
@@ -110,9 +113,43 @@ def move_words(source, ends, out, *, shift, flip, length, descending, keyed, las
         tile.barrier()
         number = thread + tile.arange(0, items) * DIGITS
         moved = tile.load(staged[number])
-        to = tile.load(target[find_digits(moved, shift, flip)]) + number
+        to = tile.load(target[find_digits(moved, shift)]) + number
         tile.store(out[row, to], moved & INDEX_MASK if last else moved, mask=at + number < end)
         tile.barrier()
+
+
+@kernel
+def sort_rows(x, out, *, first, passes, descending, items):
+    """out = the indices that sort each row of x [R, N] stably, on the grid (R,) of groups of 256 that have it whole.
+
+    A thread holds `items` words, and all together at least N; `first` is the bit where the lowest digit begins.
+    """
+    row, thread, warp = tile.program_id(0), tile.local_id(), tile.warp_id()
+    counts, sums = tile.alloc_shared((WARPS * DIGITS,), int32), tile.alloc_shared((WARPS,), int32)
+    staged = tile.alloc_shared((DIGITS * items,), int64)
+    columns = thread + tile.arange(0, WARPS) * DIGITS  # the counts of this thread's digit
+    place = warp * (WARP * items) + tile.lane_id() + tile.arange(0, items) * WARP
+    inside = place < x.shape[1]
+    words = tile.where(inside, read_words(x, row, place, inside, descending, False), LAST_KEY)
+    for number in tile.range(0, passes, 1):
+        digits = find_digits(words, first + number * DIGIT_BITS)
+        counts[columns] = tile.zeros((WARPS,), int32)
+        tile.barrier()
+        slots = warp * DIGITS + tile.cast(digits, "int64")
+        ranks = rank_in_warp(digits, slots, counts)
+        tile.barrier()
+        each = tile.load(counts[columns])
+        start = sum_before(tile.cast(tile.sum(each), "int32"), sums)
+        for w in tile.static_range(WARPS):
+            counts[w * DIGITS + thread] = start
+            start = start + each[w]
+        tile.barrier()
+        starts = tile.load(counts[slots])
+        for i in tile.static_range(items):
+            staged[starts[i] + ranks[i]] = words[i]
+        tile.barrier()
+        words = tile.load(staged[place])
+    tile.store(out[row, place], words & INDEX_MASK, mask=inside)
 
 
 def rank_in_warp(digits, slots, counts):
@@ -125,12 +162,13 @@ def rank_in_warp(digits, slots, counts):
         is_set = (digits >> bit) & 1 == 1
         votes = tile.cast(tile.warp.ballot(is_set), "uint32")
         peers = peers & tile.where(is_set, votes, ~votes)
-    lower = (tile.cast(1, "uint32") << tile.cast(tile.lane_id(), "uint32")) - 1  # the bits of the lanes before this one
-    before, many, known = count_bits(peers & lower), count_bits(peers), []
+    lane = tile.cast(tile.lane_id(), "uint32")
+    before, known = count_bits(peers & ((tile.cast(1, "uint32") << lane) - 1)), []
+    is_last = peers >> lane == 1  # no lane after this one has the digit
     for i in tile.static_range(digits.shape[0]):
         known.append(tile.load(counts[slots[i]]))
         tile.warp.sync()
-        tile.store(counts[slots[i]], known[i] + many[i], mask=before[i] == 0)
+        tile.store(counts[slots[i]], known[i] + before[i] + 1, mask=is_last[i])
         tile.warp.sync()
     return [known[i] + before[i] for i in tile.static_range(digits.shape[0])]
 
@@ -142,14 +180,30 @@ def count_bits(x):
     return tile.cast(((x + (x >> 4)) & 0x0F0F0F0F) * 0x01010101 >> 24, "int32")
 
 
-def list_digits(dtype: DType) -> list[tuple[int, bool]]:
-    """The bit of a word where each digit of an element type begins, and whether it has the sign."""
-    starts = range(0, count_order_bits(dtype), DIGIT_BITS)
-    return [(INDEX_BITS + start, start == starts[-1]) for start in starts]
+def list_digits(dtype: DType) -> list[int]:
+    """The bit of a word where each digit of an element type begins."""
+    return [INDEX_BITS + start for start in range(0, count_order_bits(dtype), DIGIT_BITS)]
+
+
+def are_digits_faster(type: TensorType, axis: int) -> bool:
+    """Whether a GPU sorts rows along an axis faster by digits than by a network."""
+    size, rows = int(type.shape[axis]), math.prod(int(n) for n in type.shape) // int(type.shape[axis])
+    return size > (MAX_NETWORK_ROW * len(list_digits(type.dtype)) if rows > PROGRAMS else MAX_WAITING_ROW)
 
 
 def sort_by_digits(x: Tensor, descending: bool) -> Tensor:
     """The indices (int64) that sort the rows of `x` [R, N] stably; static sizes, elements that have keys."""
+    return _sort_whole_rows(x, descending) if int(x.shape[1]) <= CHUNK else _sort_parts(x, descending)
+
+
+def _sort_whole_rows(x: Tensor, descending: bool) -> Tensor:
+    rows, size = (int(n) for n in x.shape)
+    digits, memory = list_digits(x.dtype), OutputMemory(TensorType((rows, size), int64))
+    how = {"first": digits[0], "passes": len(digits), "items": ceil_divide(size, DIGITS)}
+    return launch(sort_rows, ((rows,), DIGITS), x, memory, **how, descending=descending)
+
+
+def _sort_parts(x: Tensor, descending: bool) -> Tensor:
     rows, size = (int(n) for n in x.shape)
     parts = max(min(PROGRAMS // rows, ceil_divide(size, CHUNK)), 1)
     length = ceil_divide(ceil_divide(size, parts), CHUNK) * CHUNK
@@ -159,8 +213,8 @@ def sort_by_digits(x: Tensor, descending: bool) -> Tensor:
         OutputMemory(TensorType((rows, parts, DIGITS), int32)),
     )
     digits, words = list_digits(x.dtype), x
-    for number, (shift, flip) in enumerate(digits):
-        how: dict[str, Any] = {"shift": shift, "flip": flip, "length": length}
+    for number, shift in enumerate(digits):
+        how: dict[str, Any] = {"shift": shift, "length": length}
         how |= {"descending": descending, "keyed": number > 0}
         counts = launch(count_digits, ((rows, parts), DIGITS), words, table, **how)
         ends = running_sums(counts, int64, int32) if parts > 1 else counts

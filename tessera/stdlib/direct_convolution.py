@@ -28,7 +28,7 @@ from tessera.stdlib.split_products import BUSY_PROGRAMS
 
 MOST_OUTPUTS, LEAST_OUTPUTS = 64, 16  # rows of a block of results
 BLOCK_ELEMENTS, MOST_PLACES, LEAST_PLACES = 8192, 256, 64  # of a block of results, and its columns
-ROUND = 32  # elements of a window that a round contracts
+LEAST_ROUND, ROUND = 8, 32  # elements of a window that a round contracts
 LEAST_DEPTH = 128  # elements of a part of the windows
 MOST_INDEXED = 1 << 31  # elements of an image, whose indices have 32 bits
 
@@ -83,9 +83,10 @@ class DirectConvolution:
         )
         constants = {"taps": missing + windows.taps, "gaps": missing + windows.dilations, "sizes": sizes}
         constants |= {"strides": missing + windows.strides, "counts": missing + windows.counts}
-        blocks = {"depth": round_up(ceil_divide(window, self.parts), ROUND), "BO": self.outputs, "BP": self.places}
+        size = min(ROUND, max(LEAST_ROUND, 1 << (window - 1).bit_length()))
+        blocks = {"depth": round_up(ceil_divide(window, self.parts), size), "BO": self.outputs, "BP": self.places}
         grid = self.parts * batch * groups, ceil_divide(outputs, self.outputs), ceil_divide(positions, self.places)
-        sums = launch(gather_windows, grid, image, weights, memory, **constants, **blocks, BK=ROUND)
+        sums = launch(gather_windows, grid, image, weights, memory, **constants, **blocks, BK=size)
         if self.parts > 1:
             sums = basic.cast(reduce.sum(sums, axis=(0,), keepdims=False), dtype=dtype)
         return shape.reshape(sums, shape=product.result)

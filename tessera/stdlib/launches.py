@@ -40,12 +40,12 @@ from tessera.stdlib.column_extremes import find_extreme_places, find_outer_axis
 from tessera.stdlib.convolution import match_windows
 from tessera.stdlib.deterministic_reductions import (
     PlaceCheck,
-    add_unsorted,
     combine_sorted,
     is_unsorted,
     update_in_place,
+    update_unsorted,
 )
-from tessera.stdlib.digit_sorting import sort_by_digits
+from tessera.stdlib.digit_sorting import are_digits_faster, sort_by_digits
 from tessera.stdlib.direct_convolution import match_direct
 from tessera.stdlib.exact_sums import MAX_WIDTH, add_exactly, is_exact
 from tessera.stdlib.exclusive_scans import ExclusiveScan, is_flip, match_preceded, match_shifted
@@ -65,6 +65,7 @@ from tessera.stdlib.small_matrices import (
     fits_lanes,
     fits_orthogonal_lanes,
     is_small,
+    orthogonalise_batch,
     orthogonalise_columns,
     orthogonalise_lanes,
     solve_batch,
@@ -166,11 +167,11 @@ def _(node: Node, uses: UseDef, plan: LoweringPlan) -> LibraryLowering | None:
     x, places, _ = node.args
     sizes, at = get_shape(x), node.attrs["axis"] + len(get_shape(x))
     count = math.prod(get_shape(places))
-    lead, rest = math.prod(sizes[:at]), math.prod(sizes[at + 1 :])
+    rest = math.prod(sizes[at + 1 :])
     serial, dtype = plan.parallel is None, get_tensor_type(x).dtype
     if not _has_many_pairs(node, serial) or dtype.bits < 8 or dtype == bool_:
         return None
-    folded = tuple(map(int, (lead, sizes[at], rest))) if not serial else (0, 0, 0)
+    folded = _fold_sizes(node) if not serial else (0, 0, 0)
     if serial or is_unsorted(folded, int(count)):
         return _lower_in_place(node, uses, "add", serial)
     if int(sizes[at]) <= MAX_SUMMED_ROWS and int(rest) > MAX_WIDTH:
@@ -181,6 +182,13 @@ def _(node: Node, uses: UseDef, plan: LoweringPlan) -> LibraryLowering | None:
         return add_exactly(x, places, updates) if exact else combine_sorted(x, places, updates, "add")
 
     return _lower_folded(node, add)
+
+
+def _fold_sizes(scatter: Node) -> tuple[int, int, int]:
+    """The sizes [L, N, R] of the operand of a scatter along N, which are static."""
+    sizes = tuple(map(int, get_shape(scatter.args[0])))
+    at = scatter.attrs["axis"] + len(sizes)
+    return math.prod(sizes[:at]), sizes[at], math.prod(sizes[at + 1 :])
 
 
 def _lower_folded(node: Node, function: Callable[..., Tensor]) -> LibraryLowering:
@@ -195,7 +203,7 @@ def _lower_in_place(node: Node, uses: UseDef, mode: str, serial: bool = True) ->
     known = uses.find(places, shape.check_index)
     attrs = known.attrs if known is not None else {"size": get_shape(x)[along], "along": along}
     check = PlaceCheck(Attrs(shape.check_index.complete(attrs)), node.loc if known is None else known.loc)
-    way = partial(_update_serially, mode=mode, check=check) if serial else partial(add_unsorted, check=check)
+    way = partial(_update_serially if serial else update_unsorted, mode=mode, check=check)
     operands = (x, known.args[0] if known is not None else places, updates)
     return LibraryLowering(operands, lambda *operands: _on_folded(way, node, False, *operands))
 
@@ -232,6 +240,8 @@ def _(node: Node, uses: UseDef, plan: LoweringPlan) -> LibraryLowering | None:
     dtype, mode, serial = get_tensor_type(node.args[0]).dtype, node.attrs["mode"], plan.parallel is None
     if not _has_many_pairs(node, serial) or (dtype.bits < 8 and dtype != bool_):
         return None
+    if mode == "set" and not serial and is_unsorted(_fold_sizes(node), math.prod(map(int, get_shape(node.args[1])))):
+        return _lower_in_place(node, uses, mode, serial)
     ways = {"set": _replace_last, "multiply": _multiply_sorted, "min": _take_least, "max": _take_largest}
     return _lower_in_place(node, uses, mode) if serial else _lower_folded(node, ways[mode])
 
@@ -290,8 +300,8 @@ def _(node: Node, uses: UseDef, plan: LoweringPlan) -> LibraryLowering | None:
     if _is_only_selected(node, uses, plan):
         return None
     axis, descending = node.attrs["axis"], node.attrs["descending"]
-    long = get_shape(node.args[0])[axis] > row_sorting.MAX_CHUNK
-    sort = sort_by_digits if plan.parallel is not None and long else row_sorting.sort_places
+    by_digits = plan.parallel is not None and are_digits_faster(get_tensor_type(node.args[0]), axis)
+    sort = sort_by_digits if by_digits else row_sorting.sort_places
     return LibraryLowering(node.args, lambda x: row_sorting.on_rows(x, axis, lambda rows: sort(rows, descending)))
 
 
@@ -409,11 +419,14 @@ def _(node: Node, uses: UseDef, plan: LoweringPlan) -> LibraryLowering | None:
 
 @library_lowerings(decompositions.qr)
 def _(node: Node, uses: UseDef, plan: LoweringPlan) -> LibraryLowering | None:
-    """On a processor a batch of the smallest matrices, one in each lane; else the host's LAPACK."""
+    """Small matrices, some in each program, where a target has many programs to run; on a processor a batch of the
+    smallest, one in each lane; else the host's LAPACK."""
     type = get_tensor_type(node.args[0])
-    plain = type.policy is None and not symbol_names(type.shape) and 0 not in type.shape
-    if plan.parallel is not None or not plain:
+    if type.policy is not None or symbol_names(type.shape) or 0 in type.shape:
         return None
+    if plan.parallel is not None:
+        small = type.dtype == f32 and is_small(type.dtype, *(int(n) for n in type.shape[-2:]))
+        return LibraryLowering(node.args, orthogonalise_batch) if small else None
     if fits_orthogonal_lanes(type, plan.matrix_steps):
         return LibraryLowering(node.args, orthogonalise_lanes)
     *outer, rows, columns = (int(n) for n in type.shape)

@@ -26,6 +26,7 @@ from tessera.stdlib.row_sorting import (
     MAX_CHUNK,
     MAX_SELECTED,
     count_order_bits,
+    join_key,
     make_order,
     merge_phases,
     select_places,
@@ -213,7 +214,7 @@ def collect_keys(x, keys, found, *, count, lanes, chunk, part, descending):
         here = tile.sum(keep)
         if here > 0:
             slot = before + count_up_to(tile.cast(keep, "int32"), chunk) - 1
-            key = tile.cast(order, "int64") * (INDEX_MASK + 1) + index
+            key = join_key(order, index, x.dtype)
             tile.store(keys[row, first + slot], key, mask=keep)
             before, equal = before + here, equal + tile.sum(same)
     found[row, number] = before

@@ -25,10 +25,9 @@ from tessera.ops.tensor.shape import iota, reshape
 
 INDEX_BITS = 31  # of a key, below the element's order
 INDEX_MASK = (1 << INDEX_BITS) - 1
-LAST_KEY, FIRST_KEY = (1 << 63) - 1, -(1 << 63)  # of no element: the first stays behind all, the second before all
-MAX_KEY_BITS = 32  # of the elements whose order fits above the index
+MAX_KEY_BITS = 32  # of the elements whose order fits above the index: no key is negative
+LAST_KEY, FIRST_KEY = (1 << (INDEX_BITS + MAX_KEY_BITS)) - 1, -1  # of no element: behind all keys, and before all
 MAX_CHUNK = 4096  # keys that a program sorts
-MAX_NEAR = 4  # between two keys that a thread of a GPU holds: both are at hand
 FAR_STAGES = 3  # compare-exchange stages of a pass over memory
 
 
@@ -60,17 +59,19 @@ def make_order(x, descending):
 
 
 def make_keys(x, index, descending):
-    """The keys of a block of elements at these indices: int64, in rising order of the sorted elements."""
-    return tile.cast(make_order(x, descending), "int64") * (INDEX_MASK + 1) + index
+    """The int64 keys of a block of elements at these indices, in rising order of the sorted elements."""
+    return join_key(make_order(x, descending), index, x.dtype)
+
+
+def join_key(order, index, dtype):
+    """The int64 keys of elements of a type with these orders and indices."""
+    return (tile.cast(order, "int64") + (1 << (count_order_bits(dtype) - 1))) * (INDEX_MASK + 1) + index
 
 
 def exchange(keys, reach):
     """One stage of a bitonic network on a vector: of two keys that are `reach` apart the smaller comes first."""
     pairs = tile.reshape(keys, (keys.shape[0] // (2 * reach), 2, reach))
     first = tile.reshape(tile.arange(0, 2), (1, 2, 1)) == 0
-    if reach <= MAX_NEAR:
-        least, most = tile.min(pairs, axis=1, keepdims=True), tile.max(pairs, axis=1, keepdims=True)
-        return tile.reshape(tile.where(first, least, most), keys.shape)
     # The sum of a pair, which may wrap, less one of them is the other: one exchange between threads, not two.
     other = tile.sum(pairs, axis=1, keepdims=True) - pairs
     return tile.reshape(tile.where((pairs < other) == first, pairs, other), keys.shape)

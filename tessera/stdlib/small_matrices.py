@@ -109,6 +109,33 @@ def factor_symmetric(a, out, *, together, side):
     tile.store(out[first : first + together, 0:side, 0:side], tile.where(lower, matrix, 0.0), edge="clip")
 
 
+@kernel
+def orthogonalise_matrices(a, q, r, *, together, height, width):
+    """Householder's QR factors q [L, R, K] and r [L, K, C] of a [L, R, C], on the grid (ceil(L / together),).
+
+    `height` and `width` are powers of two that hold R and C. Sums are in f64, which holds the squares of f32.
+    """
+    first = tile.program_id(0) * together
+    rows, columns, others = number_rows(height), number_columns(width), number_columns(height)
+    matrix = tile.cast(tile.load(a[first : first + together, 0:height, 0:width], edge="clip"), "float64")
+    basis = tile.where(tile.broadcast(rows == others, (together, height, height)), 1.0, tile.cast(0.0, "float64"))
+    for k in tile.range(0, min(a.shape[1], a.shape[2]), 1):
+        column = pick(matrix, columns == k, 2)
+        head, factor, scale = find_reflection(pick(column, rows == k, 1), tile.sum(
+            tile.where(tile.broadcast(rows > k, column.shape), column * column, 0.0), axis=1, keepdims=True
+        ))  # fmt: skip
+        vector = tile.where(tile.broadcast(rows > k, column.shape), column / tile.broadcast(scale, column.shape), 0.0)
+        vector = replace(vector, rows == k, tile.ones((1, 1, 1), "float64"))
+        along = tile.sum(tile.broadcast(vector, matrix.shape) * matrix, axis=1, keepdims=True)
+        change = tile.broadcast(vector, matrix.shape) * tile.broadcast(along * factor, matrix.shape)
+        matrix = replace(matrix - change, (columns == k) & (rows >= k), tile.where(rows == k, head, 0.0))
+        across = tile.broadcast(tile.transpose(vector, 1, 2), basis.shape)
+        seen = tile.sum(basis * across, axis=2, keepdims=True) * factor
+        basis = basis - tile.broadcast(seen, basis.shape) * across
+    tile.store(q[first : first + together, 0:height, 0:height], tile.cast(basis, q.dtype), edge="clip")
+    tile.store(r[first : first + together, 0:height, 0:width], tile.cast(matrix, r.dtype), edge="clip")
+
+
 # On a processor a vector register has an element of one matrix in each lane, and the steps are unrolled.
 
 LANES = 8  # matrices of a program: a register of f64, in which they are computed as LAPACK is called
@@ -190,6 +217,15 @@ def factor_in_lanes(a, out, *, side, lanes):
             tile.store(out[number, i, j], tile.cast(found, out.dtype), mask=number < a.shape[0])
 
 
+def find_reflection(first, below):
+    """Of a column with this first element and this sum of squares below: the first element after its reflection, the
+    factor of the reflector, and what divides the elements below."""
+    plain, size = below == 0, tile.sqrt(first * first + below)
+    head = tile.where(plain, first, tile.where(first < 0, size, -size))
+    factor = tile.where(plain, 0.0, (head - first) / tile.where(plain, 1.0, head))
+    return head, factor, tile.where(plain, 1.0, first - head)
+
+
 def make_reflector(column):
     """The reflector that makes a column 0 below its first element: that element then, its factor, and its vector below
     a 1. What is 0 there already is left alone (LAPACK's dlarfg)."""
@@ -197,10 +233,7 @@ def make_reflector(column):
     below = first * 0.0
     for x in rest:
         below = below + x * x
-    plain, size = below == 0, tile.sqrt(first * first + below)
-    head = tile.where(plain, first, tile.where(first < 0, size, -size))
-    factor = tile.where(plain, 0.0, (head - first) / tile.where(plain, 1.0, head))
-    scale = tile.where(plain, 1.0, first - head)
+    head, factor, scale = find_reflection(first, below)
     return head, factor, [x / scale for x in rest]
 
 
@@ -428,6 +461,18 @@ def orthogonalise_lanes(x: Tensor, function: Any = orthogonalise_in_lanes) -> tu
     shapes, grid = ((rows, count), (count, columns)), (ceil_divide(held.shape[0], LANES),)
     memories = [OutputMemory(TensorType((held.shape[0], *each), x.dtype)) for each in shapes]
     made = launch(function, grid, held, *memories, rows=rows, columns=columns, lanes=LANES)
+    return tuple(reshape(each, shape=(*lead, *size)) for each, size in zip(made, shapes, strict=True))
+
+
+def orthogonalise_batch(x: Tensor) -> tuple[Tensor, ...]:
+    """The QR factors of a batch of small matrices, some in each program."""
+    held, (rows, columns) = _fold(x), (int(n) for n in x.shape[-2:])
+    count, lead = min(rows, columns), tuple(x.shape[:-2])
+    height, width = _power_of_two(rows), _power_of_two(columns)
+    together, shapes = max(BLOCK // (height * max(height, width)), 1), ((rows, count), (count, columns))
+    memories = [OutputMemory(TensorType((held.shape[0], *each), x.dtype)) for each in shapes]
+    grid = (ceil_divide(held.shape[0], together),)
+    made = launch(orthogonalise_matrices, grid, held, *memories, together=together, height=height, width=width)
     return tuple(reshape(each, shape=(*lead, *size)) for each, size in zip(made, shapes, strict=True))
 
 

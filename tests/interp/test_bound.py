@@ -117,6 +117,16 @@ def test_a_remainder_is_known_where_its_quotient_overflows(x, y):
     assert not np.isnan(limit.radius[0])
 
 
+def test_a_bool_is_unknown_where_0_lies_within_the_interval():
+    """A quarter of the least subnormal is 0 in f32 and not in the reference; both ends of its interval are true."""
+    (limit,) = bound.run(
+        Jit(lambda x: ts.cast(x * 0.25, dtype=ts.bool)).trace(x := np.full(1, 1e-45, "f4")).function, [x]
+    )
+    assert limit.value[0] and limit.radius[0] == 1 and not np.asarray(ts.cast(ts.Tensor(x) * 0.25, dtype=ts.bool))[0]
+    (limit,) = bound.run(Jit(lambda x: ts.cast(x * 3.0, dtype=ts.bool)).trace(x := np.ones(1, "f4")).function, [x])
+    assert limit.value[0] and not limit.radius[0]
+
+
 def test_integers_that_may_wrap_have_bounds_that_say_so():
     """A rounding before the conversion decides between 126 and 127, and 127 + 1 is -128."""
     x = np.full(1, 127.0, "f4")

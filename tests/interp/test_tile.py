@@ -5,10 +5,11 @@ import pytest
 from tiles import kernel
 
 from tessera.core.errors import ExecutionError, OutOfBoundsError
-from tessera.core.types import f32, int64
+from tessera.core.types import bf16, f32, int64
 from tessera.interp.sanitizer.report import Checks
 from tessera.interp.tile import interpreter
 from tessera.interp.tile.affine import AffineScalar
+from tessera.interp.tile.memory import BlockAccess, InstanceMemory
 from tessera.ops.dialects import tile
 from tessera.ops.tensor import basic, contractions, elementwise, reduce, shape
 
@@ -35,6 +36,31 @@ def test_many_chunks_give_what_one_gives(rng, monkeypatch):
     whole = run(k.module(64), x, np.zeros(64, np.float32))
     monkeypatch.setattr(interpreter, "CHUNK_BYTES", 200)
     assert np.array_equal(run(k.module(64), x, np.zeros(64, np.float32)), whole)
+
+
+LAYOUTS = {
+    "rows": lambda x: x, "columns": lambda x: np.asfortranarray(x),
+    "reversed": lambda x: x[::-1, ::-1].copy()[::-1, ::-1],
+    "part": lambda x: np.pad(x, 3)[3:-3, 3:-3], "steps": lambda x: np.repeat(np.repeat(x, 2, 0), 3, 1)[::2, ::3],
+    "equal rows": lambda x: np.broadcast_to(x[:1], x.shape),
+    "windows": lambda x: np.lib.stride_tricks.sliding_window_view(x.ravel(), x.shape[1])[: x.shape[0]],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("dtype", [np.float32, bf16.numpy])
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_blocks_of_arrays_of_every_layout(layout, dtype):
+    """As strided views, which is quick, and element by element."""
+    array = LAYOUTS[layout](np.arange(20).reshape(4, 5).astype(dtype))
+    memory = InstanceMemory(array, "x")
+    for row, column in ((0, 0), (2, 3), (3, 1)):
+        starts = [AffineScalar(row, (-1 if row else 1, 0)), AffineScalar(column, (0, 1))]
+        if row == 0:
+            starts[0] = AffineScalar(0, (2, 0))
+        access = BlockAccess(memory, starts, (1, 1), (2, 2))
+        wanted = array[tuple(access.indices())]
+        for view in (access.window(), memory.view(starts, (1, 1), (2, 2))):
+            np.testing.assert_array_equal(np.broadcast_to(view, wanted.shape), wanted)
 
 
 @pytest.mark.parametrize("size", [1, 7, 8, 9, 31])

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tessera.core.types import bool_, f32, int32, int64, scalar, uint8
+from tessera.core.types import bool_, f32, int32, int64, scalar, uint8, uint64
 from tessera.interp import graph
 from tessera.ir.analysis import (
     MAX_DIVISOR,
@@ -120,6 +120,27 @@ def test_integers_that_may_wrap_have_forms_only_on_request():
     assert AffineAnalysis(builder.producers).find_form(wide) == AffineForm(0, {wide: 1})
     assert AffineAnalysis(builder.producers, narrow=True).find_form(wide) == AffineForm(0, {x: 2})
     assert IntervalAnalysis(builder.producers, None).of(wide) == (-(2**31), 2**31 - 1)
+
+
+@pytest.mark.parametrize(
+    ("source", "known", "target", "found"),
+    [
+        (int64, (0, 90), int32, (0, 90)),
+        (int64, (0, 1 << 31), int32, (-(1 << 31), (1 << 31) - 1)),  # may wrap
+        (int64, (-3, 5), uint8, (0, 255)),
+        (int64, (-3, 5), uint64, UNBOUNDED),
+        (int64, (0, math.inf), uint64, (0, math.inf)),
+        (uint64, (0, 1 << 63), int64, UNBOUNDED),
+        (uint64, (0, 7), int64, (0, 7)),
+        (uint8, (0, 255), int64, (0, 255)),
+        (f32, (0, 9), int32, (-(1 << 31), (1 << 31) - 1)),
+    ],
+)
+def test_casts_keep_what_fits(source, known, target, found):
+    builder, x = Builder(), Value(scalar(source), "x")
+    analysis = IntervalAnalysis(builder.producers, None)
+    analysis.known[x] = known
+    assert analysis.of(builder.add(basic.cast, [x], {"dtype": target}).out) == found
 
 
 def test_program_ids_are_bounded_by_the_grid():

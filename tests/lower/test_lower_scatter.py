@@ -289,7 +289,26 @@ def test_few_updates_of_many_rows_are_not_sorted(dtype, repeated, rng):
     np.testing.assert_allclose(found[0].astype("f8"), want, rtol=1e-3 if dtype == "f2" else 1e-5, atol=1e-4)
 
 
-def test_one_of_few_updates_outside():
+@pytest.mark.parametrize("dtype", ["f4", "f2", "i1", "?"])
+def test_few_rows_that_are_replaced(dtype, rng):
+    """On a GPU the program of a row's last update stores it; the others end, so that no two store the same row."""
+    x, u = ((rng.normal(size=(2, n, 70)) * 9).astype(dtype) for n in (400, 40))
+    i = rng.integers(-400, 400, 40)
+    i[rng.permutation(40)[:15]] = -7
+    replace = ts.jit(lambda x, i, u: ts.scatter(x, i, u, axis=1))
+    levels = driver.lower(replace.trace(x, i, u).function, "ptx")
+    (launched,) = (n.attrs["kernel"] for n in levels["schedule"].main.body.nodes if n.op.name == "host.launch")
+    assert launched.startswith("replace_unsorted")
+    want = x.copy()
+    for p, row in enumerate(i):
+        want[:, row] = u[:, p]
+    artifact = get_backend("ptx").emit(levels["tile"], {"arch": "sm_90a"})
+    for found in (driver.run_level(levels, "tile", [x, i, u]), get_backend("ptx").sanitized(artifact)([x, i, u])):
+        np.testing.assert_array_equal(found[0], want)
+
+
+@pytest.mark.parametrize("update", [ts.scatter_add, ts.scatter])
+def test_one_of_few_updates_outside(update):
     x, u = np.zeros((400, 70), "f4"), np.zeros((2, 70), "f4")
     with pytest.raises(OutOfBoundsError, match="index 400 is outside axis 0 of size 400"):
-        ts.jit(program(0), target="ptx")(x, np.array([3, 400]), u)
+        ts.jit(lambda x, i, u: update(x, i, u, axis=0), target="ptx")(x, np.array([3, 400]), u)

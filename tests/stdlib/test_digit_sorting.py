@@ -8,17 +8,16 @@ from tessera import tile
 from tessera.codegen.ptx import BACKEND
 from tessera.runtime import driver
 from tessera.runtime.program import prepare
-from tessera.stdlib import digit_sorting, row_sorting
+from tessera.stdlib import digit_sorting
 from tessera.stdlib.digit_sorting import list_digits
 from tests.stdlib.test_row_sorting import DTYPES, draw, has, order, run
 
 
 @pytest.fixture(autouse=True)
 def _few_words(monkeypatch):
-    """Groups move 512 words at a time, and rows of more than 64 elements are long."""
+    """Groups move 512 words at a time, and hold rows of so many."""
     monkeypatch.setattr(digit_sorting, "ITEMS", 2)
     monkeypatch.setattr(digit_sorting, "CHUNK", 512)
-    monkeypatch.setattr(row_sorting, "MAX_CHUNK", 64)
 
 
 @pytest.mark.parametrize("descending", [False, True])
@@ -31,10 +30,30 @@ def test_sorts_of_every_type(number, dtype, descending):
     np.testing.assert_array_equal(ours, order(x, descending))
 
 
+@pytest.mark.parametrize("descending", [False, True])
+@pytest.mark.parametrize(("number", "dtype"), list(enumerate([*DTYPES, "i2", "u2"])))
+def test_rows_in_shared_memory(number, dtype, descending):
+    """Rows that one group holds; 512 is all that it can, so that no word is one past the end."""
+    x, level = draw(dtype, 3, (129, 300, 512)[number % 3]), "target" if (number + descending) % 2 else "tile"
+    names, (ours,) = run(lambda x: ts.argsort(x, axis=-1, descending=descending), x, "ptx", level)
+    assert has(names, "sort_rows") and not has(names, "count_digits")
+    np.testing.assert_array_equal(ours, order(x, descending))
+
+
+@pytest.mark.parametrize(("dtype", "most"), [("f4", 512), ("f2", 256), ("i1", 128)])
+def test_many_short_rows_are_sorted_by_networks(monkeypatch, dtype, most):
+    """A network has the same stages for every type; a narrow one has fewer digits, and few rows do not fill a GPU."""
+    monkeypatch.setattr(digit_sorting, "CHUNK", 4096)
+    for rows, size, kernel in ((9999, most, "sort_chunks"), (9999, most + 1, "sort_rows"), (2, 129, "sort_rows")):
+        x = np.broadcast_to(np.zeros((), dtype), (rows, size))
+        levels = driver.lower(ts.jit(lambda x: ts.argsort(x, axis=-1)).trace(x).function, "ptx")
+        assert has([f.name for f in levels["tile"].functions], kernel), (rows, size)
+
+
 @pytest.mark.parametrize(
     ("rows", "size", "programs", "level"),
-    [(1, 2049, 1, "target"), (1, 2049, 100, "tile"), (3, 512, 1, "tile"), (3, 512, 100, "target"),
-     (2, 1023, 1, "tile"), (2, 1023, 100, "target"), (5, 65, 1, "target"), (5, 65, 100, "tile")],
+    [(1, 2049, 1, "target"), (1, 2049, 100, "tile"), (3, 513, 1, "tile"), (3, 513, 100, "target"),
+     (2, 1023, 1, "tile"), (2, 1023, 100, "target"), (2, 1024, 1, "target"), (2, 1024, 100, "tile")],
 )  # fmt: skip
 def test_parts_of_rows(monkeypatch, rows, size, programs, level):
     monkeypatch.setattr(digit_sorting, "PROGRAMS", programs)
@@ -59,6 +78,13 @@ def test_threads_wait_for_each_other(monkeypatch, programs):
     np.testing.assert_array_equal(ours, np.argsort(x, axis=-1, kind="stable"))
 
 
+def test_threads_wait_for_each_other_in_shared_memory():
+    x = np.random.default_rng(0).standard_normal((1, 300)).astype("f4")
+    levels = driver.lower(ts.jit(lambda x: ts.argsort(x, axis=-1)).trace(x).function, "ptx")
+    (ours,) = BACKEND.sanitized(BACKEND.emit(levels["tile"], {}))([x])
+    np.testing.assert_array_equal(ours, np.argsort(x, axis=-1, kind="stable"))
+
+
 def test_sorted_values_along_another_axis():
     x = draw("f4", 300, 3)
     _, (ours,) = run(lambda x: ts.sort(x, axis=0, descending=True), x, "ptx", "target")
@@ -66,10 +92,9 @@ def test_sorted_values_along_another_axis():
 
 
 def test_digits_cover_the_order():
-    assert [shift - 31 for shift, _ in list_digits(ts.f32)] == [0, 8, 16, 24]
-    assert [shift - 31 for shift, _ in list_digits(ts.bf16)] == [0, 8]
-    assert list_digits(ts.bool) == [(31, True)] and list_digits(ts.uint8) == [(31, True)]
-    assert [sign for _, sign in list_digits(ts.int32)] == [False, False, False, True]
+    assert list_digits(ts.f32) == [31, 39, 47, 55]
+    assert list_digits(ts.bf16) == [31, 39]
+    assert list_digits(ts.bool) == list_digits(ts.uint8) == [31]
 
 
 @ts.kernel

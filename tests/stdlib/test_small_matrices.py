@@ -158,6 +158,21 @@ def test_orthogonal_factors_in_lanes(sides):
             np.testing.assert_allclose(found, same, rtol=1e-6, atol=1e-6 * np.abs(same).max())
 
 
+@pytest.mark.parametrize("sides", [(1, 1), (5, 5), (5, 3), (3, 5), (1, 4), (17, 33), (64, 64)], ids=str)
+def test_orthogonal_factors_of_blocks(sides):
+    """On a GPU, with the signs of LAPACK: of f32, and the host factors f64, whose squares f64 may not hold."""
+    x = np.random.default_rng(0).normal(size=(5, *sides)).astype("f4")
+    x[0], x[1, :, 0], x[2], x[3], x[4] = np.eye(*sides), 0, np.triu(x[2]), x[3] * 1e30, x[4] * 1e-30
+    lowered = driver.lower(ts.jit(ts.linalg.qr).trace(x).function, "ptx")
+    assert any(f.name.startswith("orthogonalise_matrices") for f in lowered["tile"].functions)
+    wide = driver.lower(ts.jit(ts.linalg.qr).trace(x.astype("f8")).function, "ptx")
+    assert any(n.op.name == "host.call" for n in wide["tile"].main.body.walk())
+    for level in ("tile", "target") if max(sides) < 64 else ("target",):
+        for found, wanted in zip(driver.run_level(lowered, level, [x], "ptx"), np.linalg.qr(x), strict=True):
+            assert found.dtype == np.float32
+            assert (np.abs(found - wanted) <= 3e-6 * np.abs(wanted).max((-1, -2), keepdims=True)).all()
+
+
 def test_numbers_that_are_not_known_have_no_orthogonal_factors():
     x = np.full((9, 3, 3), np.nan, "f4")
     lowered = driver.lower(ts.jit(ts.linalg.qr).trace(x).function, "llvm")

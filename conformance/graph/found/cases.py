@@ -11,6 +11,7 @@ import numpy as np
 import tessera as ts
 from conformance.case import Case
 from conformance.inputs import edge_values, tensor
+from tessera import tile
 from tessera.core.types import as_dtype
 from tessera.frontend.jit.tracing import Jit
 
@@ -207,9 +208,27 @@ def _narrow_formats() -> Iterator[Case]:
         yield Case(f"graph/found/padded-by-infinity-{dtype}", lambda x=x: (Jit(padded_by_infinity), (x,)), exact=True)  # type: ignore[misc]
 
 
+@ts.kernel
+def row_totals(x: Any, out: Any, *, COUNT: int, BN: int = 1) -> None:
+    """Totals of rows, in a loop over blocks of columns."""
+    i = tile.program_id(0)
+    total = tile.load(x[i : i + 1, 0:BN], other=0.0)
+    for j in tile.range(1, COUNT):
+        total = total * 0.5 + tile.load(x[i : i + 1, j * BN : j * BN + BN], other=0.0)
+    tile.store(out[i : i + 1], tile.sum(total, axis=1))
+
+
+def totals_of_equal_rows(x: Any) -> Any:
+    """A launch on a broadcast value, whose elements lie in another order in the interpreter's memory."""
+    rows = ts.broadcast_to(x, (3, x.shape[0]))
+    return ts.launch(row_totals, (3,), rows, ts.like(shape=(3,), dtype=x.dtype), COUNT=x.shape[0])
+
+
 def cases() -> Iterator[Case]:
     """Each function at the sizes around a vector."""
     yield from _policies()
+    ramp = edge_values("ramp", 0, (4,), "f32")
+    yield Case("graph/found/totals-of-equal-rows", lambda: (Jit(totals_of_equal_rows), (ramp,)))
     yield from _narrow_formats()
     turned = tensor("turned-rows", (6, 9, 5), "f32")
     yield Case("graph/found/extremes-of-turned-rows", lambda: (Jit(extremes_of_turned_rows), (turned,)), exact=True)

@@ -80,8 +80,8 @@ from tessera.codegen.ptx.table.warpgroup.tensor_map import PRODUCED_OPS, WGMMA_R
 from tessera.codegen.ptx.text.builder import PtxBuilder, SourceFiles, element_bytes
 from tessera.core.errors import ResourceError
 from tessera.core.symbolic_dim import Size, find_size_bounds, find_size_divisor, proves_less
-from tessera.core.types import GLOBAL, TensorType
-from tessera.ir.core import Block, Function, Module, Node, Op, Value, find_size_names
+from tessera.core.types import GLOBAL, TensorType, int64
+from tessera.ir.core import Block, Function, Module, Node, Value, find_size_names
 from tessera.ir.rewrite import UseDef
 from tessera.ops.dialects import control_flow as control_flow_ops
 from tessera.ops.dialects import host, tile
@@ -257,7 +257,7 @@ SECTOR_BYTES, LINE_BYTES = 32, 128  # of the caches
 GLOBAL_ACCESSES = (tile.load, tile.store, tile.gather, tile.scatter, tile.atomic, tile.compare_exchange)
 # Ops beside pointwise ones of a kernel whose threads share nothing.
 PLAIN_OPS = (tile.load, tile.store, tile.program_id, tile.grid_size, basic.full, basic.broadcast_to, shape_ops.iota)
-NETWORK_STAGES, NETWORK_VECTOR = 3, 8  # near stages of a sorting network, and neighbours that its threads hold
+NETWORK_STAGES = 3  # of pairs in the shortest sorting network
 NETWORK_THREADS = 512  # of a multiprocessor that executes it
 EPILOGUE_VECTOR = 8  # neighbours that a thread of a warp-specialised kernel holds
 MAX_WARPGROUPS = 2  # warp groups that multiply, in a kernel without ping-pong
@@ -330,12 +330,9 @@ def choose_vector_width(function: Function) -> int:
     """The neighbours that a thread holds: 16 bytes of the narrowest elements that are loaded or stored.
 
     Where accesses cannot move so many at once, since rows begin at any element, fewer may cost less: the threads of a
-    warp then access neighbours. Where a sorting network compares pairs, a thread holds as many neighbours as it can.
+    warp then access neighbours.
     """
     accesses = (tile.load, tile.store, prefetched_load)
-    if _is_sorting_network(function):
-        largest = max(_element_count(v) for node in function.body.walk() for v in node.results)
-        return max(1, min(NETWORK_VECTOR, largest // choose_team_size(function)))
     narrow = [n.args[0].type.dtype for n in function.body.walk() if n.op in accesses]
     most = max(1, min(8, 16 // min((element_bytes(d) for d in narrow), default=4)))
     if all(n.op.pointwise or n.op in (*PLAIN_OPS, control_flow_ops.if_) for n in function.body.walk()):
@@ -359,13 +356,9 @@ def choose_vector_width(function: Function) -> int:
 
 
 def _is_sorting_network(function: Function) -> bool:
-    """Whether of pairs of elements both extremes are found again and again, as near stages of a sorting network do."""
-
-    def list_pairs(op: Op) -> set[Value]:
-        found = (n for n in function.body.walk() if n.op is op)
-        return {n.args[0] for n in found if [static_shape(n.args[0])[a] for a in reduction_axes(n)] == [2]}
-
-    return len(list_pairs(reduce.max) & list_pairs(reduce.min)) >= NETWORK_STAGES
+    """Whether pairs of 64-bit integers are added up again and again, as a sorting network does to exchange them."""
+    sums = (n for n in function.body.walk() if n.op is reduce.sum and n.args[0].type.dtype == int64)  # type: ignore[union-attr]
+    return sum([static_shape(n.args[0])[a] for a in reduction_axes(n)] == [2] for n in sums) >= NETWORK_STAGES
 
 
 def _find_reduced_rows(function: Function) -> list[tuple[tuple[int, int], int]]:

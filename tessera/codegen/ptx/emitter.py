@@ -14,18 +14,20 @@ from tessera.codegen.ptx.table.scalars.arithmetic import (
     convert,
     convert_for_storage,
     materialise_operand,
+    narrow_register,
     round_to_narrow,
+    widen_register,
 )
 from tessera.codegen.ptx.table.scalars.math_functions import ScalarContext, emit
 from tessera.codegen.ptx.table.warpgroup.wgmma import find_accumulator, wait_for_all, wait_for_results
-from tessera.codegen.ptx.text.builder import NARROW_FLOATS, ptx_type, register_class
+from tessera.codegen.ptx.text.builder import NARROW_FLOATS, PtxBuilder, ptx_type, register_class
 from tessera.core.errors import ArgumentError, UnsupportedOpError
-from tessera.core.types import DType, TensorType
+from tessera.core.types import DType, TensorType, int32, int64, uint32, uint64
 from tessera.ir.core import Block, Node, Value
 from tessera.ir.rules import COMPUTE
 from tessera.ops.dialects import control_flow
 from tessera.ops.dialects.inline_asm import inline
-from tessera.ops.tensor import basic, shape
+from tessera.ops.tensor import basic, elementwise, shape
 
 LARGE_BLOCK = 64  # registers of a block from which on a chain of ops is emitted element by element
 
@@ -36,7 +38,7 @@ def emit_elementwise(ctx: EmissionContext, nodes: Sequence[Node]) -> None:
     Raises:
         UnsupportedOpError: the scalar table has no rule for an op.
     """
-    rules = [_find_rule(node) for node in nodes]
+    rules = [(_find_rule(node), _find_unsigned_bits(ctx, node)) for node in nodes]
     counts = {ctx.layout(node.out).count for node in nodes}
     results: list[list[str]] = [[] for _ in nodes]
     known: list[dict[tuple[str, ...], str]] = [{} for _ in nodes]  # results by operands: equal ones are computed once
@@ -49,7 +51,7 @@ def emit_elementwise(ctx: EmissionContext, nodes: Sequence[Node]) -> None:
                 operands = tuple(registers[i] for registers in held)
                 if operands not in known[position]:
                     with at_location(ctx, node):
-                        known[position][operands] = _emit_element(ctx, node, rules[position], operands)
+                        known[position][operands] = _emit_element(ctx, node, *rules[position], operands)
                 results[position].append(known[position][operands])
     ctx.values.update((node.out, tuple(registers)) for node, registers in zip(nodes, results, strict=True))
 
@@ -61,17 +63,62 @@ def _find_rule(node: Node) -> Callable[..., str]:
     return found
 
 
-def _emit_element(ctx: EmissionContext, node: Node, rule: Callable[..., str], operands: tuple[str, ...]) -> str:
+def _emit_element(
+    ctx: EmissionContext, node: Node, rule: Callable[..., str], unsigned: int, operands: tuple[str, ...]
+) -> str:
     text, types = ctx.text, [_compute_type(node, v) for v in node.args]
     xs = [convert(text, v.type.dtype, wide, x) for v, wide, x in zip(node.args, types, operands, strict=True)]
     out = node.out.type
     assert isinstance(out, TensorType)
+    if unsigned:
+        return _emit_unsigned(text, node, rule, xs, unsigned)
     result = rule(ScalarContext(text, types[-1], out.dtype, out.policy), *xs)
     if node.op.numerics != COMPUTE:
         return result
     if types[-1] in NARROW_FLOATS and out.dtype.is_float:  # a policy computes in it; the registers are of f32
         result = round_to_narrow(text, types[-1], result)
     return convert_for_storage(text, types[-1], out, result)
+
+
+# Ops that are on unsigned integers, and on 32 bits, where all that they take and give is proven to be: a division
+# then needs no corrections, and an op on 64 bits is two instructions or more.
+DIVISIONS = (elementwise.floor_divide, elementwise.remainder)
+# Their results are no integers.
+FROM_INTEGERS = (
+    basic.cast, elementwise.less, elementwise.less_equal, elementwise.greater, elementwise.greater_equal,
+    elementwise.equal, elementwise.not_equal,
+)  # fmt: skip
+SUMS = (elementwise.add, elementwise.sub, elementwise.mul, elementwise.maximum, elementwise.minimum)
+
+
+def _find_unsigned_bits(ctx: EmissionContext, node: Node) -> int:
+    """The bits of the unsigned integers in which an op is computed; 0 where that gains nothing or may be wrong.
+
+    Scalars are the same for all threads, which costs little.
+    """
+    if node.op not in (*DIVISIONS, *SUMS, *FROM_INTEGERS) or (dtype := node.args[0].type.dtype) not in (int32, int64):  # type: ignore[union-attr]
+        return 0
+    if node.op not in DIVISIONS and (dtype == int32 or node.out.type.rank == 0):  # type: ignore[union-attr]
+        return 0
+    if node.op is basic.cast and not node.out.type.dtype.is_float:  # type: ignore[union-attr]
+        return 0
+    ranges = [ctx.analyses.ranges.of(v) for v in (*node.args, *(() if node.op in FROM_INTEGERS else (node.out,)))]
+    if any(low < 0 for low, _ in ranges) or (node.op in DIVISIONS and ranges[1][0] <= 0):
+        return 0
+    if all(high < 1 << 32 for _, high in ranges):
+        return 32
+    return dtype.bits if node.op in DIVISIONS else 0
+
+
+def _emit_unsigned(text: PtxBuilder, node: Node, rule: Callable[..., str], xs: Sequence[str], bits: int) -> str:
+    wide, out = node.args[0].type.dtype, node.out.type  # type: ignore[union-attr]
+    dtype = uint64 if bits == 64 else uint32
+    if node.op not in FROM_INTEGERS and bits == wide.bits:
+        return rule(ScalarContext(text, dtype, dtype), *xs)
+    narrow = [narrow_register(text, x) for x in xs]
+    if node.op in FROM_INTEGERS:
+        return rule(ScalarContext(text, dtype, out.dtype, out.policy), *narrow)  # type: ignore[union-attr]
+    return widen_register(text, rule(ScalarContext(text, dtype, dtype), *narrow))
 
 
 def _compute_type(node: Node, v: Value) -> DType:

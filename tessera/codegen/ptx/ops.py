@@ -545,6 +545,9 @@ def _find_whole_sizes(node: Node, dtype: DType) -> tuple[int, int, int] | None:
 # banks: where rows are along the contraction (f32: pairs of a row), or across it (f32: every other row).
 FRAGMENT_PADDINGS = {f64: (32, 32), f32: (32, 16)}
 LEAST_SPLIT = 1 << 14  # multiply-adds of an f32 product from which on its parts of tf32 pay
+# Elements of a contraction from which on parts of tf32 stay within the bound of f32: they leave out the product of the
+# small parts, 2**-22 of an element's magnitude at most, and cut off the last bit of each small part, another 2**-22.
+LEAST_SPLIT_DEPTH = 16
 
 
 def uses_split_mma(node: Node) -> bool:
@@ -552,8 +555,8 @@ def uses_split_mma(node: Node) -> bool:
     sizes = _find_whole_sizes(node, f32)
     if sizes is None or math.prod(sizes) < LEAST_SPLIT:
         return False
-    rows, _, columns = sizes
-    return columns % DOUBLE_MMA[1] == 0 and rows & (rows - 1) == 0
+    rows, depth, columns = sizes
+    return depth >= LEAST_SPLIT_DEPTH and columns % DOUBLE_MMA[1] == 0 and rows & (rows - 1) == 0
 
 
 def uses_any_mma(node: Node) -> bool:

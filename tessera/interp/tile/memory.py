@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from operator import itemgetter, methodcaller
+from operator import itemgetter, methodcaller, mul
 from typing import Any
 
 import numpy as np
@@ -45,7 +45,7 @@ class InstanceMemory:
         if type(array) is not np.ndarray:
             return None
         strides, shape = array.strides, array.shape
-        steps, origin = [0] * len(count), 0
+        steps, origins = [0] * len(count), [0] * lead
         for axis in range(lead):
             steps[axis] = strides[axis] if shape[axis] > 1 else 0
         for start, length, size, stride in zip(starts, block, self.shape, strides[lead:], strict=True):
@@ -61,9 +61,9 @@ class InstanceMemory:
                     steps[axis] += step * stride
             if length and (low < 0 or high > size - length):
                 return None
-            origin += start.origin * stride
+            origins.append(start.origin)
         sizes = [n if step else 1 for n, step in zip(count, steps, strict=True)]
-        return _make_strided_view(array, origin, (*sizes, *block), (*steps, *strides[lead:]))
+        return _make_strided_view(array, origins, (*sizes, *block), (*steps, *strides[lead:]))
 
 
 @dataclass
@@ -93,20 +93,20 @@ class BlockAccess:
     def _window(self, array: np.ndarray) -> np.ndarray | None:
         lead = self.memory.lead
         strides = array.strides
-        steps, origin = [0] * len(self.count), 0
+        steps, origins = [0] * len(self.count), [0] * lead
         for axis in range(lead):
             steps[axis] = strides[axis] if array.shape[axis] > 1 else 0
         for start, stride in zip(self.starts, strides[lead:], strict=True):
             found = start if type(start) is AffineScalar else find_progression(start)
             if found is None:
                 return None
-            origin += found.origin * stride
+            origins.append(found.origin)
             for axis, step in enumerate(found.steps):
                 if step:
                     steps[axis] += step * stride
         shape = [n if step else 1 for n, step in zip(self.count, steps, strict=True)]
         # `inside` has checked the bounds.
-        return _make_strided_view(array, origin, (*shape, *self.block), (*steps, *strides[lead:]))
+        return _make_strided_view(array, origins, (*shape, *self.block), (*steps, *strides[lead:]))
 
     def indices(self) -> list[np.ndarray]:
         """An index array for each axis of the memory, over the instance axes and the block axes."""
@@ -144,29 +144,18 @@ def find_progression(start: np.ndarray) -> AffineScalar | None:
     )
 
 
-def _make_strided_view(array: np.ndarray, origin: int, shape: tuple[int, ...], strides: tuple[int, ...]) -> np.ndarray:
-    """Make a view of an array's memory from `origin` bytes on."""
+def _make_strided_view(
+    array: np.ndarray, origins: Sequence[int], shape: tuple[int, ...], strides: tuple[int, ...]
+) -> np.ndarray:
+    """Make a view of an array's memory from the element at `origins` on."""
     builtin = array.dtype.isbuiltin == 1  # ml_dtypes has no buffer protocol: view the bytes
     if array.flags.c_contiguous and array.size:
         raw = array if builtin else array.reshape(-1).view(np.uint8)
-        return np.ndarray(shape, array.dtype, raw, origin, strides)
-    moved = _offset_array(array, origin)
+        return np.ndarray(shape, array.dtype, raw, sum(map(mul, origins, array.strides)), strides)
+    moved = array[tuple(map(slice, origins, array.shape))]
     if builtin:
         return as_strided(moved, shape, strides)
     return as_strided(moved.view(f"V{array.itemsize}"), shape, strides).view(array.dtype)
-
-
-def _offset_array(array: np.ndarray, count: int) -> np.ndarray:
-    """Offset an array by `count` bytes (the caller ignores its shape)."""
-    if not count:
-        return array
-    index = []
-    for size, stride in zip(array.shape, array.strides, strict=True):
-        step = min(count // stride, size - 1) if stride > 0 else 0
-        index.append(slice(step, None))
-        count -= step * stride
-    assert count == 0, "a block starts outside its array"
-    return array[tuple(index)]
 
 
 def _axis_range(size: int, axis: int, rank: int) -> np.ndarray:

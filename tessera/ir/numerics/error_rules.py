@@ -9,7 +9,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from tessera.core.types import DType, Policy, as_dtype, f64, tf32
+from tessera.core.types import DType, Policy, as_dtype, bool_, f64, tf32
 from tessera.ir.numerics.conversion import convert
 from tessera.ir.numerics.error_model import F64_HALF_ULP, ErrorSite, finite_magnitude, gamma
 from tessera.ir.numerics.interval_arithmetic import (
@@ -251,7 +251,10 @@ def bound_cast(site: ErrorSite, x: IntervalArray, *, dtype: DType | Policy) -> I
         return site.stored(wide.value, wide.radius + np.where(rounds, np.abs(wide.value) * 2.0**-53, 0.0))
     value = convert(x.value, dtype)
     radius = np.where(np.isinf(x.radius), np.inf, 0.0)
-    for end in _clip_ends(x):
+    ends = _clip_ends(x)
+    if dtype == bool_ and len(ends) > 1:  # 0 alone is false, also between two ends that are not
+        ends = (*ends, np.clip(np.zeros_like(ends[0]), *ends))
+    for end in ends:
         near = convert(end, dtype)
         wraps = (x.dtype.kind in "iu") & (x.radius > 0) & (near != end)
         radius = np.maximum(radius, np.where(wraps, np.inf, absolute_distance(near, value)))

@@ -151,6 +151,7 @@ class KernelFusion:
     uses: UseDef
     clusters: list[FusionCluster] = field(default_factory=list)
     forced_roots: set[Value] = field(default_factory=set)
+    viewed: set[Value] = field(default_factory=set)  # reshapes that kernels read as views of memory
     operands: set[Value] = field(default_factory=set)
     shares_rows: bool = False  # whether kernels of rows store what other kernels read of them, too
     memory: set[Value] = field(default_factory=set)
@@ -175,6 +176,8 @@ class KernelFusion:
         value = node.results[0]
         wanting = [c for c in self.clusters if not c.access_points.keys().isdisjoint(node.results)]
         if not wanting and self.forced_roots.isdisjoint(node.results) and not has_effect(node):
+            return
+        if value in self.viewed and value not in self.forced_roots:
             return
         if node.op in self.launched:
             # A host loop reads the buffers of its operands; a kernel may read a view.
@@ -245,7 +248,14 @@ class KernelFusion:
             self.operands |= set(node.args)
         if node.op is shape.reshape and not self.folds(node, cluster):
             # A reshape whose indices do not split reads memory: a reshape of memory is free.
-            self.forced_roots.add(node.args[0])
+            self.read_memory(node.args[0])
+
+    def read_memory(self, value: Value) -> None:
+        """Compute a value into memory, or what it is a reshape of."""
+        while value in self.uses and self.uses[value].op is shape.reshape:
+            self.viewed.add(value)
+            value = self.uses[value].args[0]
+        self.forced_roots.add(value)
 
     def folds(self, node: Node, cluster: FusionCluster) -> bool:
         """Whether what a kernel reads through an inlined reshape has an index without divisions of sums."""
@@ -312,7 +322,7 @@ class KernelFusion:
         so many nodes use that kernels do not compute it at all their points.
         """
         node = self.uses.get(value)
-        if node is None or node.op in CONSTANTS or is_widening(node):
+        if node is None or node.op in (*CONSTANTS, *self.launched) or is_widening(node):
             return budget
         if node.op in REDUCTIONS and _estimate_count(value) <= most:
             return budget

@@ -66,14 +66,17 @@ class ScheduleLowering:
 
     def view_buffer(self, value: Value, shape: tuple[Size, ...]) -> Value:
         """The buffer of a value, viewed as a shape; a launch reads through reshapes."""
-        if value not in self.buffers:
-            value = strip_reshapes(value, self.uses)
+        value = self.find_memory(value)
         place = self.buffers[value]
         if tuple(place.type.shape) == shape:
             return place
         if (value, shape) not in self.views:
             self.views[value, shape] = self.builder.add(host.view, [place], {"shape": shape}).out
         return self.views[value, shape]
+
+    def find_memory(self, value: Value) -> Value:
+        """The value that has a buffer: this one, or what it is a reshape of."""
+        return value if value in self.buffers else strip_reshapes(value, self.uses)
 
     def allocate(self, value: Value) -> Value:
         """The buffer of a value: an output, or a new allocation."""
@@ -157,7 +160,7 @@ class ScheduleLowering:
     def add_kernel(self, cluster: FusionCluster, target: Value) -> None:
         """One schedule.kernel."""
         order = order_dims(cluster)
-        body = BodyBuilder(cluster, order, self.uses, lambda v: self.buffers[v].hint)
+        body = BodyBuilder(cluster, order, self.uses, lambda v: self.buffers[self.find_memory(v)].hint)
         for value in sorted(cluster.inlined, key=self.uses.order.__getitem__):
             for point in cluster.points(value):  # in order, so that no body runs deep
                 body.compute_element(value, point)

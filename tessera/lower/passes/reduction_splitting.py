@@ -21,6 +21,7 @@ from tessera.lower.indexing_maps import get_shape, get_tensor_type
 from tessera.lower.lowering_plan import LEAST_LANES, NARROW_LANES, LoweringPlan
 from tessera.lower.passes.canonicalisation import COMBINERS
 from tessera.lower.passes.product_rewrites import is_turned
+from tessera.ops.dialects import control_flow
 from tessera.ops.tensor import basic, contractions, elementwise, reduce, shape
 from tessera.ops.tensor.basic import cast
 from tessera.ops.tensor.rearrange import narrow
@@ -33,6 +34,7 @@ MIN_SERIAL_ELEMENTS = 1 << 17  # a program that reduces fewer costs less than a 
 MIN_PART_ELEMENTS = 1 << 14  # of a part
 # Reductions of so few elements to several results are not split where programs of few results read so few.
 SMALL_REDUCTION, MAX_NARROW_ELEMENTS = 1 << 23, 1 << 15
+MAX_EPILOGUE = 16  # ops between a product and its result in memory
 MAX_COMPUTED_AGAIN = 4  # elementwise ops that are computed again rather than read from memory
 PART_MULTIPLE = 64  # elements: vector loads of every type are aligned at its multiples
 MAX_CHAIN = 64  # pointwise ops that the kernels of all parts compute
@@ -184,11 +186,12 @@ def _extend_chain(uses: UseDef, v: Value, block: Block | None, chain: set[Value]
     node = uses.get(v)
     if node is None or v in chain or uses.block_of(node) is not block:
         return True
+    if uses.count_uses(v) > 1 and (node.op.is_transcendental or _ends_product(uses, v)):
+        return True
     if node.op is shape.reshape:
         chain.add(v)
         return _extend_chain(uses, node.args[0], block, chain)
-    kept = uses.count_uses(v) > 1 and (node.op.is_transcendental or _ends_product(uses, v))
-    if node.op.pointwise and not kept:
+    if node.op.pointwise:
         chain.add(v)
         return len(chain) <= MAX_CHAIN and all(_extend_chain(uses, x, block, chain) for x in node.args)
     if node.op is basic.full or (node.op is basic.broadcast_to and all(n == 1 for n in get_shape(node.args[0]))):
@@ -198,10 +201,10 @@ def _extend_chain(uses: UseDef, v: Value, block: Block | None, chain: set[Value]
 
 
 def _ends_product(uses: UseDef, value: Value) -> bool:
-    """Whether a few pointwise ops, each with one use, compute a value from a matrix product."""
+    """Whether pointwise ops and reshapes, each with one use, compute a value from a matrix product or a kernel."""
     node = uses.get(value)
-    for _ in range(MAX_COMPUTED_AGAIN):
-        if node is None or not node.op.pointwise:
+    for _ in range(MAX_EPILOGUE):
+        if node is None or not (node.op.pointwise or node.op is shape.reshape):
             break
         made = [
             n
@@ -209,7 +212,7 @@ def _ends_product(uses: UseDef, value: Value) -> bool:
             if (n := uses.get(x)) and n.op not in (basic.full, basic.broadcast_to) and uses.count_uses(x) == 1
         ]
         node = made[0] if made else None
-    return node is not None and node.op is contractions.dot
+    return node is not None and node.op in (contractions.dot, control_flow.launch)
 
 
 def find_merged_axes(uses: UseDef, value: Value) -> dict[int, tuple[int, ...]]:

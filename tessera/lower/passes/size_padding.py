@@ -237,6 +237,8 @@ def split_factors(layout: Layout, sizes: Sequence[Size]) -> Layout | None:
     ((B, S), (2,), (4,))
     """
     factors = [f for axis in layout for f in axis if f != 1]
+    if 0 in factors:  # no elements: nothing can mix with padding
+        return tuple((size,) for size in sizes)
     found = []
     for size in sizes:
         taken: list[Size] = []

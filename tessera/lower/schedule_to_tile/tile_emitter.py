@@ -552,7 +552,10 @@ def _(emit: TileEmitter, node: Node, uses: UseDef) -> LoopReduction:
         y = _fold_to_matrices(emit, b, (*dims.batch, dim, *dims.n), len(dims.batch), 1)
         dtype = node.attrs["dtype"] if not carried else wide
         part = emit.add(contractions.dot, [x, y], dtype=dtype)
-        return [emit.add(e.add, [carried[0], part]) if carried else part]
+        if not carried:
+            return [part]
+        plain = get_tensor_type(part).policy is None  # sums are rounded by a policy once, at the end
+        return [emit.add(e.add, [carried[0], part if plain else emit.add(basic.cast, [part], dtype=wide)])]
 
     def finish(emit: TileEmitter, carried: Sequence[Value]) -> BlockValue:
         listed = (*dims.batch, *dims.m, *dims.n)

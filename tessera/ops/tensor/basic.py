@@ -415,7 +415,12 @@ def _(analysis, node):
 
 @interval_rules(cast)
 def _(analysis, node):
-    return analysis.of(node.args[0]) if _is_widening(node) and node.out.type.dtype.kind == "int" else UNBOUNDED
+    """That of the operand; what leaves a type of fewer than 64 bits is taken care of for all ops."""
+    if not node.args[0].type.dtype.is_integer:
+        return UNBOUNDED
+    low, high = analysis.of(node.args[0])
+    fits = low >= 0 if node.out.type.dtype.kind == "uint" else node.args[0].type.dtype.bits < 64 or high < 1 << 63
+    return (low, high) if fits or node.out.type.dtype.bits < 64 else UNBOUNDED
 
 
 @divisor_rules(full)

@@ -9,7 +9,8 @@ import json
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -20,7 +21,7 @@ from tessera.ir.core import Module
 from tessera.tools.fuzz.choices import Choices, mutate, shrink
 from tessera.tools.fuzz.graph_programs import make_program
 from tessera.tools.fuzz.kernel_programs import make_kernel
-from tessera.tools.fuzz.oracle import Failure, examine, list_fuzz_engines
+from tessera.tools.fuzz.oracle import Failure, describe_error, examine, list_fuzz_engines
 from tessera.tools.fuzz.programs import RandomProgram, forget_sources
 
 GENERATORS: dict[str, Callable[[Choices, Counter[str] | None], RandomProgram]] = {
@@ -30,6 +31,13 @@ GENERATORS: dict[str, Callable[[Choices, Counter[str] | None], RandomProgram]] =
 SHRINK_SECONDS = 20.0
 SEND_EVERY = 20  # programs
 CORPUS_FILE = "corpus.jsonl"
+NOT_REPEATED = "It did not fail when it was repeated: it depends on the programs before it, on time or on threads."
+UNMADE = """def program():
+    from tessera.tools.fuzz.campaign import GENERATORS
+    from tessera.tools.fuzz.choices import Choices
+
+    return GENERATORS[{kind!r}](Choices({choices}), None).load()()
+"""
 
 
 @dataclass(frozen=True)
@@ -91,11 +99,14 @@ def run_campaign(
         kind = request.kinds[number % len(request.kinds)]
         given = mutate(random.choice(kept[kind]), random) if kept[kind] and random.random() < 0.3 else ()
         choices, seed = Choices(given, random), random.randrange(1 << 30)
-        program = GENERATORS[kind](choices, summary.refused)
-        if record is not None:
-            record.write_text(json.dumps({"number": number, "kind": kind, "choices": choices.taken, "seed": seed}))
         failures = len(summary.failures)
-        _run_one(request, summary, kind, choices, program, engines, seed, kept[kind])
+        try:
+            program = GENERATORS[kind](choices, summary.refused)
+            if record is not None:
+                record.write_text(json.dumps({"number": number, "kind": kind, "choices": choices.taken, "seed": seed}))
+            _run_one(request, summary, kind, choices, program, engines, seed, kept[kind])
+        except Exception as error:  # of the generator or the oracle: a failure, too, and the next program follows
+            _note_fault(request, summary, kind, choices, error)
         if send is not None and (number % SEND_EVERY == 0 or len(summary.failures) > failures):
             summary.seconds = time.perf_counter() - start
             send(summary)
@@ -124,6 +135,15 @@ def _run_one(
             small, found = reduce_failure(kind, choices.taken, failure, request.targets, seed)
             report(request, summary, kind, small, found)
     summary.programs += 1
+
+
+def _note_fault(request: CampaignRequest, summary: Summary, kind: str, choices: Choices, error: Exception) -> None:
+    """An exception of fuzzing itself, which is not shrunk: its case makes the program again."""
+    summary.programs += 1
+    summary.outcomes["fail"] += 1
+    failure = Failure("fuzzing", describe_error(error))
+    if failure.key not in summary.failures:
+        report(request, summary, kind, RandomProgram(UNMADE.format(kind=kind, choices=choices.taken), ()), failure)
 
 
 def list_features(modules: Sequence[Module]) -> set[str]:
@@ -155,25 +175,32 @@ def reduce_failure(
     kind: str, taken: Sequence[int], failure: Failure, targets: Sequence[str], seed: int
 ) -> tuple[RandomProgram, Failure]:
     """The smallest program found that fails in the same way, with its failure."""
-    engines = [e for e in list_fuzz_engines(targets) if e.name == failure.engine]
-    latest: dict[str, Any] = {}
+    engines = list_fuzz_engines(targets)
+    # On its engine alone, which is quick; else after the engines before it, on whose work it may depend.
+    for chosen in ([e for e in engines if e.name == failure.engine], engines):
+        latest: dict[str, tuple[RandomProgram, Failure]] = {}
+        replay = partial(_replay, kind, failure, chosen, targets, seed, latest)
+        if (first := replay(taken)) is not None:
+            return latest[str(shrink(first, replay, SHRINK_SECONDS))]
+    return GENERATORS[kind](Choices(taken), None), replace(failure, detail=f"{failure.detail}\n{NOT_REPEATED}")
 
-    def replay(values: Sequence[int]) -> Choices | None:
-        choices = Choices(values)
-        try:
-            program = GENERATORS[kind](choices, None)
-        except Exception:  # a generator that fails is not this failure
-            return None
-        for found in examine(program, engines, seed, targets).failures:
-            if found.key == failure.key:
-                latest[str(choices.taken)] = (program, found)
-                return choices
+
+def _replay(
+    kind: str, failure: Failure, engines: Sequence[Engine], targets: Sequence[str], seed: int,
+    latest: dict[str, tuple[RandomProgram, Failure]], values: Sequence[int],
+) -> Choices | None:  # fmt: skip
+    """Run a choice sequence: its choices if it fails in the same way, and `latest` then has its program."""
+    choices = Choices(values)
+    try:
+        program = GENERATORS[kind](choices, None)
+        found = examine(program, engines, seed, targets).failures
+    except Exception:  # what cannot be made or examined is not this failure
         return None
-
-    if replay(taken) is None:
-        choices = Choices(taken)
-        return GENERATORS[kind](choices, None), failure
-    return latest[str(shrink(taken, replay, SHRINK_SECONDS))]
+    for each in found:
+        if each.key == failure.key:
+            latest[str(choices.taken)] = (program, each)
+            return choices
+    return None
 
 
 CASE = '''"""Found by fuzzing: {key}.

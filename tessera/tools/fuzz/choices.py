@@ -88,14 +88,12 @@ def mutate(values: Sequence[int], random: Random) -> list[int]:
 Replay = Callable[[Sequence[int]], Choices | None]
 
 
-def shrink(values: Sequence[int], replay: Replay, seconds: float) -> list[int]:
-    """Shorten and simplify a failing choice sequence until nothing more can go, or the time is over.
+def shrink(first: Choices, replay: Replay, seconds: float) -> list[int]:
+    """Shorten and simplify failing choices until nothing more can go, or the time is over.
 
     `replay` runs a sequence: it returns the choices made if the program still fails in the same way, else None.
     """
-    end = time.perf_counter() + seconds
-    best = replay(values)
-    assert best is not None, "the program does not fail when it is repeated"
+    end, best = time.perf_counter() + seconds, first
     improved = True
     while improved and time.perf_counter() < end:
         improved = False

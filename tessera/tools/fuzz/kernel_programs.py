@@ -292,11 +292,15 @@ def _list_group_faults(lines: Sequence[str], size: int) -> list[PlantedFault]:
     """What makes an exchange wrong: a barrier or a write that is missing, and a place past the end."""
     faults = [PlantedFault("a store past the end", "out[pid * N + me]", "out[pid * N + me + 1]")]
     text = "".join(f"    {line}\n" for line in lines)
-    first = text.partition("other = ")[2].partition("\n")[0]
-    if f"    shared[0, me] = value\n    tile.barrier()\n    other = {first}" in text and size > 3:
-        faults.append(PlantedFault("memory that is not written", "    shared[0, me] = value\n", ""))
-        if first in OTHERS:
-            faults.append(PlantedFault("no barrier between a write and a read", "    tile.barrier()\n", ""))
+    before, _, rest = text.partition("other = ")
+    read = rest.partition("\n")[0]
+    # Whole lines, of the first exchange: what an exchange before it, or one in a loop, has written is there.
+    write, barrier, use = "    shared[0, me] = value\n", "    tile.barrier()\n", f"    other = {read}\n"
+    if before.endswith(f"\n{write}{barrier}    ") and size > 3:
+        old = f"\n{write}{barrier}{use}"
+        faults.append(PlantedFault("memory that is not written", old, f"\n{barrier}{use}"))
+        if read in OTHERS:
+            faults.append(PlantedFault("no barrier between a write and a read", old, f"\n{write}{use}"))
     return faults
 
 

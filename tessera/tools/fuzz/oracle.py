@@ -31,9 +31,9 @@ class Failure:
 
     @property
     def key(self) -> str:
-        """The engine and the failure without numbers and names of values."""
+        """The engine and the failure without numbers, addresses and names of values."""
         said = "wrong values" if self.detail.startswith("output ") else self.detail.splitlines()[0]
-        return f"{self.engine}: {re.sub(r'<fuzz[^>]*>:?|[0-9]+', '', said)[:100]}"
+        return f"{self.engine}: {re.sub(r'<fuzz[^>]*>:?|0x[0-9a-f]+|[0-9]+', '', said)[:100]}"
 
 
 @dataclass
@@ -71,7 +71,7 @@ def examine(program: RandomProgram, engines: Sequence[Engine], seed: int = 0, ta
         status = "undecided" if isinstance(error, TesseraError) and UNDECIDED in str(error) else "fail"
         verdict.outcomes[status] += 1
         if status == "fail":
-            verdict.failures.append(Failure("reference", _describe(error)))
+            verdict.failures.append(Failure("reference", describe_error(error)))
         return verdict
     verdict.modules = tuple(prepared.levels.values())
     for engine in engines:
@@ -96,6 +96,8 @@ def _look_for_fault(verdict: Verdict, program: RandomProgram, fault: PlantedFaul
         except TesseraError as error:
             found = not isinstance(error, (UnsupportedOpError, ResourceError))
             verdict.outcomes[f"faults found by {name}"] += found
+        except Exception as error:
+            verdict.failures.append(Failure(name, f"{describe_error(error)}\nfor {fault.what}:\n{broken.source}"))
 
 
 def _run_checked(prepared: PreparedProgram) -> None:
@@ -115,7 +117,7 @@ def _try(
         return
     except Exception as error:  # any exception of an engine under test is a failure
         verdict.outcomes[f"{name}: fail"] += 1
-        verdict.failures.append(Failure(name, _describe(error)))
+        verdict.failures.append(Failure(name, describe_error(error)))
         return
     verdict.outcomes[f"{name}: {outcome.status}"] += 1
     verdict.outcomes["with elements that have no bound"] += bool(outcome.unbounded) and name == "tile"
@@ -124,6 +126,7 @@ def _try(
         verdict.failures.append(Failure(name, outcome.detail))
 
 
-def _describe(error: Exception) -> str:
+def describe_error(error: Exception) -> str:
+    """An exception as the detail of a failure."""
     said = error.message if isinstance(error, TesseraError) else str(error)
     return f"{type(error).__name__}: {said}"

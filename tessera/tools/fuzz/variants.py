@@ -2,7 +2,8 @@
 
 Of a function: its passes in a random selection and order, other tile sizes, a batch of it, symbolic sizes, calls
 through `ts.jit` with donated arguments, and its derivatives in forward and in reverse mode. Of a kernel: other blocks,
-swizzles, paddings and pipeline stages. Of both: other machines of a target (vectors, architectures, meshes).
+swizzles, paddings and pipeline stages. Of both: arrays laid out in memory in another order, other machines of a target
+(vectors, architectures, meshes).
 """
 
 from __future__ import annotations
@@ -70,14 +71,37 @@ def list_variants(
     machine = random.choice(machines) if machines else ""
     place = random.randrange(1 << 30)
     if program.is_kernel:
-        others: list[Variant] = [("other machine", lambda: _run_on_other_machine(prepared, machine, Random(place)))]
-        stages: list[Variant] = [("other stages", lambda: _run_other_stages(program, machine, Random(place)))]
-        drawn = random.choice([*others, *stages]) if machine else None
+        others: list[Variant] = [("other layouts", lambda: _run_other_layouts(prepared, Random(place)))]
+        if machine:
+            others.append(("other machine", lambda: _run_on_other_machine(prepared, machine, Random(place))))
+            others.append(("other stages", lambda: _run_other_stages(program, machine, Random(place))))
         constants = [("other constants", partial(_run_other_constants, program, c)) for c in program.variants]
-        return [*constants, *([drawn] if drawn else [])]
+        return [*constants, random.choice(others)]
     name = random.choice([n for n in FUNCTION_VARIANTS if machine or n != "other machine"])
     target = machine if name == "other machine" else random.choice(("interp", *targets))
     return [(name, lambda: FUNCTION_VARIANTS[name](program, prepared, target, Random(place)))]
+
+
+def relay(x: np.ndarray, random: Random) -> np.ndarray:
+    """A copy of an array, laid out in memory in another order: columns first, reversed, a part of a larger array."""
+    order = random.sample(range(x.ndim), x.ndim)
+    wide = np.zeros([2 * x.shape[a] + 1 for a in order], x.dtype)
+    for place, n in enumerate(x.shape[a] for a in order):
+        first, step = random.choice(((1, 2), (n, -1)))
+        wide = np.moveaxis(np.moveaxis(wide, place, 0)[first::step][:n], 0, place)
+    part = wide.transpose(np.argsort(order))
+    part[...] = x
+    return part
+
+
+def _run_other_layouts(prepared: PreparedProgram, random: Random) -> list[np.ndarray]:
+    """The program on arrays whose elements lie in another order: at a level, or with error bounds."""
+    arrays = [relay(x, random) for x in prepared.arrays]
+    level = random.choice([*prepared.levels, "bounds"])
+    if level == "bounds":
+        return [b.value for b in replace(prepared, arrays=tuple(arrays)).bounds()]
+    results = prepared.compile(level).function(arrays)
+    return [*results, *(arrays[i] for i in prepared.written)]
 
 
 def _run_random_passes(program: Any, prepared: PreparedProgram, target: str, random: Random) -> list[np.ndarray]:
@@ -319,6 +343,7 @@ def _run_other_constants(program: RandomProgram, changed: Any) -> list[np.ndarra
 FUNCTION_VARIANTS: dict[str, Callable[[Any, PreparedProgram, str, Random], list[np.ndarray]]] = {
     "random passes": _run_random_passes,
     "other tiles": _run_other_tiles,
+    "other layouts": lambda program, prepared, target, random: _run_other_layouts(prepared, random),
     "batch": lambda program, prepared, target, random: _run_batch(program),
     "symbolic sizes": lambda program, prepared, target, random: _run_with_symbolic_sizes(program, target, random),
     "padded sizes": lambda program, prepared, target, random: _run_padded(program, random),

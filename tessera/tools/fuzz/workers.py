@@ -162,7 +162,8 @@ class Worker:
             found = _try_in_process(lambda: _examine(running, choices.taken, self.request))
             return choices if found == how else None
 
-        return shrink(running["choices"], replay, CRASH_SECONDS) if replay(running["choices"]) else running["choices"]
+        first = replay(running["choices"])
+        return shrink(first, replay, CRASH_SECONDS) if first is not None else running["choices"]
 
 
 def _count_seconds(pid: int) -> float:

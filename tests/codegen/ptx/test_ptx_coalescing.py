@@ -59,10 +59,8 @@ def test_short_rows_weigh_shuffles():
     assert widths(softmax, np.zeros((5000, 37), "f4"))[0] > 1 and widths(softmax, np.zeros((50, 8191), "f4")) == [1]
 
 
-def test_threads_of_a_sorting_network_hold_neighbours():
-    """Pairs of near keys are compared within a thread, and two blocks of 256 threads share a multiprocessor."""
-    x = np.zeros((64, 3000), "f4")
-    assert 8 in widths(lambda x: ts.argsort(x, axis=-1), x)
+def test_two_blocks_of_a_sorting_network_share_a_multiprocessor():
+    x = np.zeros((9999, 500), "f4")
     module = driver.lower(ts.jit(lambda x: ts.argsort(x, axis=-1)).trace(x).function, "ptx")["tile"]
     text = emit_artifact(get_backend("ptx"), module, {"arch": "sm_90a"}).text(TEXT_FILE)
     assert ".reqntid 256, 1, 1 .minnctapersm 2" in text

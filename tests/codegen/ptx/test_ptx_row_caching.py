@@ -83,17 +83,21 @@ def test_small_rows_stay(monkeypatch):
 
 
 def test_teams_grow_with_the_cache():
-    """One block of 200 KB for each multiprocessor has all of its threads; three of 64 KB share them."""
+    """One block of 200 KB for each multiprocessor has all of its threads; three of 64 KB share them.
+
+    Rows of 127 KB in elements of 16 bits are read again by two blocks.
+    """
     found = []
-    for size in (33_000, 100_001):
+    for size, dtype in ((33_000, "f2"), (50_001, "f4"), (63_528, "f2")):
         artifact = BACKEND.emit(
-            driver.lower(ts.jit(FUNCTIONS["log_softmax"][0]).trace(np.zeros((2048, size), "f2")).function, "ptx")[
+            driver.lower(ts.jit(FUNCTIONS["log_softmax"][0]).trace(np.zeros((2048, size), dtype)).function, "ptx")[
                 "tile"
             ],
             {"arch": "sm_90a"},
         )
-        found.append(next(iter(artifact.manifest["plan"]["entries"].values()))["threads"])
-    assert found == [512, 1024]
+        (entry,) = artifact.manifest["plan"]["entries"].values()
+        found.append((entry["threads"], entry["shared"] > size))
+    assert found[:2] == [(512, True), (1024, True)] and not found[2][1]
 
 
 @pytest.mark.parametrize(("arch", "size"), [("sm_90a", 51_200), ("sm_80", 34_816)])

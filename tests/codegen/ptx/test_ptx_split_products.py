@@ -10,13 +10,14 @@ import tessera as ts
 from tessera.core.types import f32
 from tessera.frontend.kernel import kernel
 from tessera.frontend.kernel.tile_api import tile
+from tessera.runtime.program import prepare
 from tests.codegen.ptx.test_ptx_matrix_multiply import check, run
 
 INSTRUCTION = "mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32"
 
 
 @pytest.mark.parametrize("turned", [False, True])
-@pytest.mark.parametrize("block", [(16, 64, 16), (64, 64, 16), (32, 24, 40), (64, 128, 32), (128, 32, 8)])
+@pytest.mark.parametrize("block", [(16, 64, 16), (64, 64, 16), (32, 24, 40), (64, 128, 32), (128, 32, 16)])
 def test_products(block, turned):
     text = check(f32, 70, 130, 50, block, turned=turned)
     assert INSTRUCTION in text and "cp.async" in text and "fma.rn.f32" in text
@@ -29,9 +30,20 @@ def test_long_contractions_are_added_up_round_by_round(block):
     assert loop.index("add.rn.f32") < loop.index("bra $dot")
 
 
-@pytest.mark.parametrize("block", [(16, 8, 8), (16, 64, 12), (48, 32, 32), (64, 20, 64), (8, 64, 64)])
+@pytest.mark.parametrize("block", [(16, 8, 8), (128, 32, 8), (16, 64, 12), (48, 32, 32), (64, 20, 64), (8, 64, 64)])
 def test_small_and_uneven_blocks_are_multiplied_and_added(block):
     assert "mma" not in check(f32, 40, 20, 40, block)
+
+
+@pytest.mark.parametrize(
+    ("window", "splits"), [((2, 1, 2), False), ((2, 2, 2), False), ((1, 3, 3), True), ((4, 3, 3), True)]
+)
+def test_short_contractions_are_multiplied_and_added(window, splits):
+    """Two roundings bound a sum of two products, and parts of tf32 have a larger error."""
+    x, w = np.ones((8, window[0], 32, 40), "f4"), np.ones((16, *window), "f4")
+    program = prepare(ts.jit(lambda x, w: ts.conv2d(x, w)), {"x": x, "w": w}, "ptx")
+    text = program.emit("ptx", {"arch": "sm_90a"}).files["kernels.ptx"]
+    assert "gather_windows" in text and (INSTRUCTION in text) == splits
 
 
 VALUES = (np.inf, -np.inf, np.nan, np.finfo("f4").max, 1e-40, 2.0**60, 0.0)

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from ptxcheck import ARCHITECTURES, run, run_both
+from ptxcheck import ARCHITECTURES, emit_checked, run, run_both
 
 import tessera as ts
 from tessera import tile
@@ -80,3 +80,70 @@ def test_kernels(name, arch):
     module = prepare(mixed, [*arrays, scale], grid=(3,)).levels["tile"]
     for ours, theirs in run_both(module, [*arrays, scale], arch):
         np.testing.assert_array_equal(ours.astype("f8"), theirs.astype("f8"))
+
+
+@ts.kernel
+def divide_indices(out, rest, *, low: int, by: int):
+    number = tile.program_id(0) * 8 + tile.arange(0, 8) + low
+    tile.store(out[tile.program_id(0), 0:8], number // by)
+    tile.store(rest[tile.program_id(0), 0:8], tile.cast(number, "int32") % by)
+
+
+@pytest.mark.parametrize(
+    ("low", "by", "word"),
+    [(0, 3, "u32"), (0, 8, None), ((1 << 32) - 20, 7, "u64"), (1 << 40, 254, "u64"), (-5, 3, "s64"), (3, -7, "s64")],
+)
+def test_divisions_of_indices(low, by, word):
+    """Numbers that are proven to be 0 or more are divided without signs, and in 32 bits where these are enough."""
+    out, rest = np.zeros((4, 8), np.int64), np.zeros((4, 8), np.int32)
+    arguments = {"out": out, "rest": rest, "low": low, "by": by}
+    module = prepare(divide_indices, arguments, "ptx", (4,)).levels["tile"]
+    text = emit_checked(module, "sm_90a").files["kernels.ptx"]
+    assert (f"div.{word}" if word else "shr.") in text
+    (out, _), (rest, _) = run_both(module, [out, rest], "sm_90a")
+    numbers = low + np.arange(32).reshape(4, 8)
+    np.testing.assert_array_equal(out, numbers // by)
+    np.testing.assert_array_equal(rest, numbers.astype(np.int32) % np.int32(by))
+
+
+@ts.kernel
+def take(x, places, out):
+    tile.store(out[0:16], x[tile.load(places[0:16])])
+
+
+def test_indices_of_32_bits_are_widened_by_the_multiplication():
+    x, places, out = np.arange(100, dtype="f4"), np.arange(16, dtype="i4") * 6, np.zeros(16, "f4")
+    module = prepare(take, {"x": x, "places": places, "out": out}, "ptx", (1,)).levels["tile"]
+    text = emit_checked(module, "sm_90a").files["kernels.ptx"]
+    (_, _), (_, _), (out, _) = run_both(module, [x, places, out], "sm_90a")
+    np.testing.assert_array_equal(out, x[places])
+    assert "mad.wide.s32" in text
+
+
+@ts.kernel
+def combine_indices(out, less, near, *, low: int, by: int):
+    row = tile.program_id(0)
+    number = row * 8 + tile.arange(0, 8)
+    tile.store(out[row, 0:8], tile.maximum(number * by + low, number - 3))
+    tile.store(less[row, 0:8], number * by < low)
+    tile.store(near[row, 0:8], tile.cast(number * by, "float32"))
+
+
+@pytest.mark.parametrize(
+    ("low", "by"), [(9, 1 << 27), (9, 1 << 28), ((1 << 32) - 20, 1), (-9, 5), (0, -5), (0, 1 << 50)]
+)
+def test_indices_of_64_bits_are_computed_in_32(low, by):
+    """Where no operand or result of an op on a block is negative or has more bits; other ops of the block stay.
+
+    Comparisons of indices that are far apart are not relative to a thread's own in 32 bits.
+    """
+    arrays = [np.zeros((4, 8), dtype) for dtype in (np.int64, bool, np.float32)]
+    arguments = dict(zip(("out", "less", "near"), arrays, strict=True)) | {"low": low, "by": by}
+    module = prepare(combine_indices, arguments, "ptx", (4,)).levels["tile"]
+    text = emit_checked(module, "sm_90a").files["kernels.ptx"]
+    assert ("cvt.rn.f32.u32" in text) == (0 <= 31 * by < 1 << 32)
+    numbers = np.arange(32).reshape(4, 8)
+    wanted = np.maximum(numbers * by + low, numbers - 3), numbers * by < low, (numbers * by).astype("f4")
+    for (found, interpreted), want in zip(run_both(module, arrays, "sm_90a"), wanted, strict=True):
+        np.testing.assert_array_equal(found, want)
+        np.testing.assert_array_equal(interpreted, want)

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 import tessera as ts
+from tessera import tile
 from tessera.codegen.ptx.runtime.resident_program import ResidentProgram
 from tessera.core.device_array import DeviceArray
 from tessera.core.errors import ArgumentError, ShapeError
@@ -16,6 +17,12 @@ W = np.linspace(1, 2, 16, dtype=np.float32).reshape(4, 4)
 @ts.jit(target="ptx")
 def layer(x, w):
     return ts.softmax(x @ w + 1.0)
+
+
+@ts.kernel
+def doubled(x, y):
+    row = tile.program_id(0)
+    tile.store(y[row, 0:4], tile.load(x[row, 0:4]) * 2.0)
 
 
 @pytest.fixture
@@ -204,3 +211,9 @@ def test_what_was_copied_is_not_copied_again_where_an_argument_is_of_another_lib
     y, copies = counted(memory, lambda: add(X, torch.tensor(X + 1)))
     assert copies[0] <= 2
     np.testing.assert_array_equal(y.numpy(), X + 2 * (X + 1))
+
+
+def test_a_kernel_on_arrays_of_a_device_runs_there(memory):
+    x, y = ts.tensor(X, device="ptx"), ts.zeros((3, 4), device="ptx")
+    _, copies = counted(memory, lambda: doubled[(3,)](x, y))
+    assert copies == (0, 0) and np.array_equal(y.numpy(), 2 * X)

@@ -137,6 +137,27 @@ def test_a_folded_constant_keeps_its_policy():
     assert constant.attrs["value"] == 2.0 and constant.out.type.policy is None and cast.out.type.policy == policy
 
 
+MOVES = {
+    "reshape": lambda c: c.reshape(2, 6), "broadcast": lambda c: basic.broadcast_to(c, shape=(5, 3, 4)),
+    "permute": lambda c: shape.permute(c, axes=(1, 0)), "slice": lambda c: c[1:, ::2], "negation": lambda c: -c,
+    "sum": lambda c: c + c, "cast": lambda c: basic.cast(c, dtype="f64"), "all": lambda c: -(c.reshape(12)[3:] + 1.5),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("policy", [None, Policy(f32, denormals="flush"), Policy(f32, rounding="toward_zero")])
+@pytest.mark.parametrize("move", MOVES)
+def test_what_is_computed_from_a_constant_is_one_whatever_its_policy(move, policy):
+    def program(x):
+        constant = basic.full(shape=(3, 4), value=2.5)
+        return MOVES[move](constant if policy is None else basic.cast(constant, dtype=policy))
+
+    function = jit(program).trace(X).function
+    found = passed(function)
+    kept = policy is not None and move != "cast"
+    assert [n.op.__name__ for n in found.body.nodes] == ["full", *(["cast"] if kept else [])]
+    np.testing.assert_array_equal(graph.run(found, [X])[0], graph.run(function, [X])[0])
+
+
 def test_attention_on_permuted_heads_becomes_one_op_with_and_without_a_mask():
     q = np.ones((1, 5, 2, 4), np.float32)
     for mask in ((), (np.zeros((5, 5), np.float32),)):

@@ -110,3 +110,24 @@ def test_a_gpu_reads_the_rows_twice():
     launches = [n for n in module.main.body.nodes if n.op.name == "host.launch"]
     long = [sum(math.prod(v.type.shape) == x.size for v in n.args) for n in launches]
     assert long == [1, 0, 2]  # the moments; their combination; the rows and the result
+
+
+@pytest.mark.parametrize(("size", "launched"), [(128, [1, 1, 0, 2]), (62, [1, 1, 2])])
+def test_results_of_a_convolution_are_read_twice(size, launched):
+    """Of an epilogue with a number for each channel, whose rows may not be cut: its results are memory, and no copy.
+
+    They are the only array of this size beside the result: the norm computes the distances from the mean again.
+    """
+
+    def program(x, w, b):
+        y = ts.sigmoid((ts.conv2d(x, w) + b) * b)
+        return ts.group_norm(y, 2)
+
+    x, w, b = np.ones((2, 4, size + 2, size + 2), "f4"), np.ones((16, 4, 3, 3), "f4"), np.ones((16, 1, 1), "f4")
+    module = find_steps(program, x, w, b, plan=PLAN)["tile"]
+    launches = [n for n in module.main.body.nodes if n.op.name == "host.launch"]
+    held = [sum(math.prod(v.type.shape) == 2 * 16 * size * size for v in n.args) for n in launches]
+    assert held == launched  # the convolution; the moments; their combination; the norm
+    (got,) = interpreter.run(module, [v := np.random.default_rng(3).standard_normal(x.shape).astype("f4"), w / 36, b])
+    want = program(*map(ts.Tensor, (v, w / 36, b))).numpy()
+    np.testing.assert_allclose(got, want, rtol=1e-3, atol=1e-4)

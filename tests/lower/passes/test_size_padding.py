@@ -89,3 +89,17 @@ def test_factors_of_reshaped_axes():
     assert split_factors(((b,), (1,), (s,)), (b, s)) == ((b,), (s,))
     assert split_factors(((b,), (s,)), (s, b)) is None
     assert split_factors(((b * s,),), (b, s)) is None
+
+
+@pytest.mark.parametrize("shape", [(0, 12), (9, 0)])
+@pytest.mark.parametrize("name", ["stacks", "flatten", "heads", "transpose", "padded", "running"])
+def test_axes_without_elements(name, shape):
+    x = np.zeros(shape, np.float32)
+    traced = ts.jit(PROGRAMS[name]).trace_dynamic((x,), {}, {"x": {a: "BS"[a] for a in (0, 1) if shape[a]}})
+    padded = pad_sizes(traced.function, UPPER)
+    sizes = {n: 5 for n in padded.names}
+    found = graph.run(padded.function, [x, *(np.int32(5) for _ in padded.names)])
+    wanted = PROGRAMS[name](ts.tensor(x[:5, :5]))
+    wanted = wanted if isinstance(wanted, tuple) else (wanted,)
+    for a, layout, want in zip(found, padded.results, wanted, strict=True):
+        np.testing.assert_array_equal(cut_array(np.asarray(a), layout, UPPER, sizes), want.numpy())

@@ -17,6 +17,7 @@ from tessera.runtime.program import PreparedProgram
 from tessera.tools.cli.main import main
 from tessera.tools.fuzz import campaign, oracle, workers
 from tessera.tools.fuzz.campaign import CampaignRequest, run_campaign
+from tessera.tools.fuzz.programs import Input, RandomProgram
 from tessera.tools.fuzz.workers import run_workers
 
 # Other tests of this process may have loaded JAX, which warns of forks; the workers of a campaign do not use it.
@@ -71,6 +72,51 @@ def test_a_reference_that_fails_is_counted(error, monkeypatch):
     monkeypatch.setattr(campaign, "SHRINK_SECONDS", 0.0)
     summary = run_campaign(replace(SMALL, programs=3))
     assert summary.outcomes == {"fail": 3} and list(summary.failures) == [f"reference: {type(error).__name__}: x"]
+
+
+@pytest.mark.parametrize("part", ["generator", "oracle"])
+def test_an_exception_of_fuzzing_itself_is_a_failure_and_the_campaign_goes_on(part, monkeypatch, tmp_path):
+    def fails(*_):
+        raise SyntaxError(f"at 0x7f{len(calls):04x}")
+
+    calls = []
+    real = campaign.GENERATORS["graph"]
+    monkeypatch.setitem(campaign.GENERATORS, "graph", lambda *a: (calls.append(a), real(*a))[1])
+    if part == "generator":
+        monkeypatch.setitem(campaign.GENERATORS, "graph", lambda *a: (calls.append(a), fails())[1])
+    else:
+        monkeypatch.setattr(campaign, "list_features", fails)
+    summary = run_campaign(replace(SMALL, kinds=("graph",), programs=3, folder=tmp_path))
+    assert summary.programs == len(calls) == 3
+    assert list(summary.failures) == ["fuzzing: SyntaxError: at "]
+    assert len(list(read_cases(summary.files[0]))) == 1
+
+
+class Flaky(Engine):
+    """An engine whose results are wrong when the program ran on another before, or the first `left` times."""
+
+    left, before = 0, ""
+
+    def run(self, program):
+        wrong = Flaky.left > 0 or Flaky.before == "tile"
+        Flaky.left, Flaky.before = Flaky.left - 1, self.name
+        return [r + 1 if wrong and self.name == "flaky" else r for r in super().run(program)]
+
+
+@pytest.mark.parametrize("left", [0, 1, 2, 5])
+def test_a_failure_that_is_not_repeated_is_reported(left, monkeypatch):
+    """It needs the engine before it, or does not come again: also in the middle of shrinking."""
+    program = RandomProgram("def program(x):\n    return x * 2.0\n", (Input("x", (3,), "f32"),))
+    monkeypatch.setitem(campaign.GENERATORS, "graph", lambda choices, _: (choices.draw(9), program)[1])
+    names = ("flaky",) if left else ("tile", "flaky")
+    monkeypatch.setattr(oracle, "list_engines", lambda *_: [Flaky(n, "tile", "interp") for n in names])
+    monkeypatch.setattr(campaign, "SHRINK_SECONDS", 0.5)
+    monkeypatch.setattr(Flaky, "left", left)
+    monkeypatch.setattr(Flaky, "before", "")
+    summary = run_campaign(replace(SMALL, kinds=("graph",), programs=1))
+    ((failure, _),) = summary.failures.values()
+    assert failure.key == "flaky: wrong values"
+    assert (campaign.NOT_REPEATED in failure.detail) == (left == 1)
 
 
 def test_a_process_that_ends_is_a_failure_and_the_campaign_goes_on(tmp_path, monkeypatch):

@@ -26,7 +26,7 @@ def test_shrinking_finds_the_smallest_list(seed):
 
     first = Choices((), Random(seed))
     if any(item >= 50 for item in draw_list(first)):  # in most lists
-        assert draw_list(Choices(shrink(first.taken, replay, 5.0))) == [50]
+        assert draw_list(Choices(shrink(first, replay, 5.0))) == [50]
 
 
 @given(st.lists(st.integers(0, 9)), st.integers(0, 99))

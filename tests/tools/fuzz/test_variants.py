@@ -9,7 +9,7 @@ import pytest
 
 import tessera as ts
 from tessera.runtime import driver
-from tessera.runtime.program import prepare
+from tessera.runtime.program import PreparedProgram, prepare
 from tessera.tools.fuzz import variants
 from tessera.tools.fuzz.oracle import list_fuzz_engines
 from tessera.tools.fuzz.programs import Input, RandomProgram
@@ -20,7 +20,7 @@ SOURCE = """def program(x0, x1):
 """
 PROGRAM = RandomProgram(SOURCE, (Input("x0", (5, 3), "f32", "uniform", 1), Input("x1", (3,), "f32", "uniform", 2)))
 NAMES = {"random passes", "other tiles", "batch", "symbolic sizes", "padded sizes", "later sizes", "donated arguments",
-         "forward mode", "other machine"}  # fmt: skip
+         "forward mode", "other machine", "other layouts"}  # fmt: skip
 
 
 def run_all(program=PROGRAM):
@@ -42,6 +42,28 @@ def test_every_variant_is_drawn_and_agrees():
     for name, runs in found.items():
         for result, reference in ((r, w) for results in runs for r, w in zip(results, want, strict=True)):
             np.testing.assert_allclose(result, reference, rtol=1e-5, atol=1e-6, err_msg=name)
+
+
+@pytest.mark.parametrize("shape", [(), (3,), (2, 0, 3), (4, 3, 2)])
+def test_an_array_in_another_order_has_its_elements(shape, rng):
+    x = rng.normal(size=shape)
+    found = [variants.relay(x, Random(seed)) for seed in range(20)]
+    assert all(np.array_equal(x, each) for each in found)
+    assert len({each.strides for each in found}) > (len(shape) > 1)
+
+
+def test_a_level_that_reads_memory_in_the_order_of_rows_is_found(monkeypatch):
+    prepared = prepare(PROGRAM.load(), PROGRAM.arguments())
+    (right, _) = prepared.run("graph")
+    real = PreparedProgram.compile
+
+    def compile_flat(self, *args):
+        program = real(self, *args)
+        flat = lambda arrays: program.function([a.ravel("K").reshape(a.shape) for a in arrays])  # noqa: E731
+        return replace(program, function=flat)
+
+    monkeypatch.setattr(PreparedProgram, "compile", compile_flat)
+    assert not all(np.array_equal(variants._run_other_layouts(prepared, Random(s))[0], right) for s in range(5))
 
 
 def test_a_batch_that_takes_values_of_the_other_lane_is_found(monkeypatch):
@@ -102,12 +124,12 @@ def program(x, out, B: ts.constexpr):
 """
 
 
-def test_a_kernel_is_drawn_with_other_blocks_stages_and_machines():
+def test_a_kernel_is_drawn_with_other_blocks_stages_layouts_and_machines():
     blocks = [((1,), {"B": 16}), ((9,), {"B": 1})]
     inputs = (Input("x", (9,), "f32", "uniform", 1), Input("out", (9,), "f32", "zeros"))
     kernel = RandomProgram(KERNEL, inputs, (2,), None, {"B": 8}, tuple(blocks))
     found = run_all(kernel)
-    assert set(found) == {"other constants", "other stages", "other machine"}
+    assert set(found) == {"other constants", "other stages", "other machine", "other layouts"}
     for results in (results for runs in found.values() for results in runs):
         np.testing.assert_array_equal(results[0], inputs[0].make() * 2)
 

@@ -5,6 +5,8 @@ import pytest
 
 import tessera as ts
 from tessera import tile
+from tessera.ir.verify import verify
+from tessera.runtime import driver
 
 TARGETS = ["interp", "llvm", "ptx"]
 POINTWISE = {
@@ -115,3 +117,14 @@ def test_layers_are_initialised_and_drop_in_a_context():
     with ts.precision("mixed"):
         layer, kept = ts.nn.Linear(64, 64), ts.dropout(ts.ones(1000), 0.5)
     assert 0 < np.abs(layer.weight.numpy()).max() <= 0.125 and 400 < np.count_nonzero(kept.numpy()) < 600
+
+
+@pytest.mark.parametrize("target", ["interp", "llvm", "ptx"])
+@pytest.mark.parametrize("function", [lambda x: ts.scaled_dot_product_attention(x, x, x), lambda x: x.mT @ x])
+def test_sums_that_loops_carry_have_no_policy(function, target):
+    """The rules of the Tile level hold (V4): rounds of a product are added in the plain type, and rounded once."""
+    x = np.random.default_rng(0).standard_normal((2, 200, 16)).astype("f4")
+    flushed = ts.jit(lambda x: function(ts.cast(x, dtype=ts.f32 @ ts.flush_denormals)))
+    verify(driver.lower(flushed.trace(x).function, target)["tile"])
+    want = np.asarray(function(ts.Tensor(x)))
+    np.testing.assert_allclose(np.asarray(ts.jit(flushed.function, target=target)(x)), want, rtol=1e-4, atol=1e-5)

@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from tessera.codegen.ptx.context import EmissionContext
+from tessera.codegen.ptx.layout import bit_width
 from tessera.codegen.ptx.ops import async_mma, indices_below
 from tessera.codegen.ptx.passes.layout_inference import static_shape
 from tessera.codegen.ptx.passes.mainloop import is_scalar_arithmetic
@@ -259,7 +260,7 @@ class IndexArithmetic:
 # Index comparisons in 32 bits: a thread's own part against a constant for each element.
 
 
-LIMIT_CLAMP = 1 << 30  # exceeds any index in a block, so a limit may be clamped to it
+LIMIT_CLAMP = 1 << 30  # exceeds the sums of indices in a block that are compared, so a limit may be clamped to it
 
 
 narrow_comparisons = RewritePatterns("narrow index comparisons")
@@ -275,10 +276,12 @@ def _(rewriter: Rewriter, node: Node, args: list[Value]) -> Value | None:
     found = find_excess(rewriter.uses, node)
     if found is None or not found.ramps:
         return None
-    scalars = {rewriter.new(v): c for v, c in found.scalars.items()}
-    limit = IndexArithmetic(rewriter.builder).negative(AffineForm(found.constant, scalars))
     shape = static_shape(node.out)
     steps = tuple(found.ramps.get(a - len(shape), 0) for a in range(len(shape)))
+    if sum(abs(step) << bit_width(n) for step, n in zip(steps, shape, strict=True)) >= LIMIT_CLAMP:
+        return None
+    scalars = {rewriter.new(v): c for v, c in found.scalars.items()}
+    limit = IndexArithmetic(rewriter.builder).negative(AffineForm(found.constant, scalars))
     return rewriter.add(indices_below, limit, shape=shape, steps=steps)
 
 

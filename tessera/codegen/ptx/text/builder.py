@@ -154,6 +154,7 @@ class PtxBuilder:
         # The f32 source of each rounded value: a store may round and pack two at once.
         self.rounding_sources: dict[str, tuple[DType, str]] = {}
         self.halves: dict[str, tuple[str, int]] = {}  # the word, and which half of it, that an f32 was decoded from
+        self.low_words: dict[str, str] = {}  # of 64-bit registers, the 32-bit one that each extends with zeros
         self._location: Location = UNKNOWN
         self._last_location: dict[int, Location] = {}
 

@@ -38,7 +38,7 @@ def test_switches(tmp_path):
       sc.set_rxtx_switch_pos(sc.switch_pos.POS3, c, NORTH, SOUTH); sc.set_ring_mode(c, sc.ring_mode.RING_MODE);
       sc.set_pop_mode(c, sc.pop_mode.POP_ON_ADVANCE); sc.set_current_switch_position(c, 2);"""
     found = route(tmp_path, body)
-    assert found.positions == [((RAMP,), (RAMP,)), ((WEST,), (RAMP,)), ((WEST,), (EAST,)), ((NORTH,), (SOUTH,))]
+    assert list(found.positions) == [((RAMP,), (RAMP,)), ((WEST,), (RAMP,)), ((WEST,), (EAST,)), ((NORTH,), (SOUTH,))]
     assert (found.ring, found.pop, found.current) == (True, "pop_on_advance", 2)
     body += "sc.clear_current_position(sc.get_switch_config_addr(c, sc.switch_status));"
     found = route(tmp_path, body + "sc.set_rxtx_switch_pos1(c, EAST, WEST); sc.set_pop_mode(c, sc.pop_mode.NO_POP);")

@@ -25,6 +25,7 @@ from tessera.core.symbolic_dim import Size
 from tessera.core.types import SHARED, DType, bool_, f32, f64, int32, int64, uint32, uint64
 from tessera.ir.core import Node, Value
 from tessera.ops.dialects import tile
+from tessera.ops.tensor import basic
 from tessera.ops.tensor import elementwise as e
 
 
@@ -81,7 +82,7 @@ def _plan_element_accesses(
     once: bool,
 ) -> list[VectorAccess]:
     """The accesses to single elements at blocks of indices; with `once` a single thread accesses each element."""
-    text = ctx.text
+    text, indices = ctx.text, [_strip_widening(ctx, v) for v in indices]
     registers = [broadcast_registers(ctx, v, layout) for v in indices]
     known: dict[tuple[str, ...], str] = {}  # addresses by the indices along the first axes
     masks = broadcast_registers(ctx, mask, layout) if mask is not None else ("",) * layout.count
@@ -97,6 +98,15 @@ def _plan_element_accesses(
         guard = and_predicates(text, owner, *ctx.team.bounds_predicates(layout, layout.offsets[i]), masks[i])
         accesses.append(VectorAccess(i, 1, address, 0, (guard,)))
     return accesses
+
+
+def _strip_widening(ctx: EmissionContext, v: Value) -> Value:
+    """The 32-bit indices that became these: an instruction widens and multiplies them."""
+    node = ctx.analyses.producers.get(v)
+    if node is None or node.op is not basic.cast or node.args[0] not in ctx.values:
+        return v
+    source = node.args[0].type.dtype  # type: ignore[union-attr]
+    return node.args[0] if source.is_integer and source.bits == 32 else v
 
 
 MOST_STRIDE = 1 << 31  # bytes that a multiplication of 32 bits takes

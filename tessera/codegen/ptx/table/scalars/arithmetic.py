@@ -165,7 +165,7 @@ def _integer_to_integer(text: PtxBuilder, source: DType, to: DType, x: str) -> s
     if to.bits == 64:
         return text.let(f"cvt.s64.{ptx_type(source)}", "b64", x)
     if source.bits == 64:
-        return wrap_integer(text, to, text.let("cvt.u32.u64", "b32", x))
+        return wrap_integer(text, to, narrow_register(text, x))
     return x if to.bits > source.bits and source.kind != to.kind != "uint" else wrap_integer(text, to, x)
 
 
@@ -233,6 +233,18 @@ def select_register(text: PtxBuilder, dtype: DType, condition: str, x: str, y: s
     yes = text.let("and.pred", "pred", x, condition)
     no = text.let("and.pred", "pred", y, text.let("not.pred", "pred", condition))
     return text.let("or.pred", "pred", yes, no)
+
+
+def narrow_register(text: PtxBuilder, x: str) -> str:
+    """The low 32 bits of a 64-bit number, or of an immediate of no more bits."""
+    return x if is_immediate(x) else text.low_words.get(x) or text.let("cvt.u32.u64", "b32", x)
+
+
+def widen_register(text: PtxBuilder, x: str) -> str:
+    """A 32-bit number that is 0 or more in 64 bits."""
+    wide = text.let("cvt.u64.u32", "b64", x)
+    text.low_words[wide] = x
+    return wide
 
 
 def materialise_operand(text: PtxBuilder, kind: str, x: str) -> str:

@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 
 
 MIN_AHEAD = 4  # words from which sending them at once pays off
+# Of a paced queue the cycles at which its slots become free; other queues share this empty one.
+NO_SLOTS: deque[int] = deque()
 SHARED_BURST = 4  # words sent at once where an operation that begins later may share the data path
 
 
@@ -34,7 +36,7 @@ class OutputQueue:
         self.words: list[int] = []
         self.marked = 0  # the number of words that are not plain data
         self.events, self._slots, self._delay = node.fabric.events, node.fabric.events.slots, node.fabric.injection
-        self._leaving: deque[int] = deque()  # of a paced queue: the cycles at which slots become free
+        self._leaving = NO_SLOTS
         self.set_depth(node.fabric.queue_depth(node, "out", color))
         self.sink: HostSink | None = None  # where the host receives a color without a route
         self.emptied: Callable[[], None] | None = None  # to call when no word is left
@@ -55,6 +57,8 @@ class OutputQueue:
         *paced*, it sends less than one word per cycle, and words that are stopped wait here.
         """
         self.depth, self.paced = depth, depth <= self._delay
+        if self.paced:
+            self._leaving = deque(self._leaving)
 
     def offer(self, words: list[int]) -> int:
         """Accept all words if none waits for a slot, otherwise none; returns how many were accepted."""
@@ -63,20 +67,20 @@ class OutputQueue:
             return 0
         if self.node.ahead is not None:
             self.node.ahead.retract()
-        if words and max(words) > WORD_MASK:
-            self.marked += sum(word > WORD_MASK for word in words)
-        elif words and self._pass_on(words):
+        marked = sum([word > WORD_MASK for word in words]) if words and max(words) > WORD_MASK else 0
+        if words and self._pass_on(words, marked):
             return len(words)
+        self.marked += marked
         self.words += words
         self._move()
         return len(words)
 
-    def _pass_on(self, words: list[int]) -> bool:
-        """Move plain words into the router if it has room for all, and nobody waits for the queue; equal to `_move`."""
+    def _pass_on(self, words: list[int], marked: int) -> bool:
+        """Move words into the router if it has room for all, and nobody waits for the queue; equal to `_move`."""
         channel, buffer, count, node = self.channel, self._entrance, len(words), self.node
         if channel is None or buffer is None or self._watched or self.emptied is not None:
             return False
-        if node.path is not None and not node.path.is_idle(self.events.now):
+        if node.path is not None and (marked or not node.path.is_idle(self.events.now)):
             return False
         now, depth = self.events.now, self.depth
         if depth - buffer.count < count:
@@ -93,7 +97,7 @@ class OutputQueue:
             if len(leaving) == depth:
                 self.wake(leaving[0])
         node.ramp = first + count - 1
-        channel.append(RAMP, (arrival, words[:]), count)  # the sender may have the list from a broadcast
+        _inject(channel, arrival, words[:], marked)  # the sender may have the list from a broadcast
         return True
 
     def collect(self) -> HostSink:
@@ -199,7 +203,7 @@ class OutputQueue:
             runs[-1][1].extend(moved)
             buffer.count += count
         else:
-            self.channel.append(RAMP, (time, moved), count)  # type: ignore[union-attr]
+            self.channel.append(buffer, (time, moved), count)  # type: ignore[union-attr]
         return True
 
     def _is_alone(self, until: int) -> bool:
@@ -280,7 +284,7 @@ class OutputQueue:
                 leaving.extend(range(first + delay, first + delay + count))
                 if len(leaving) >= self.depth:
                     self.wake(leaving[0])
-            self._inject(channel, first + delay, moved)
+            _inject(channel, first + delay, moved, self._count_marked(moved))
         if words and free < waiting:
             channel.inputs[RAMP].feeder = self
         elif words and not self.paced:
@@ -313,7 +317,8 @@ class OutputQueue:
         node.ramp, arrival = now + 1, now + 1 + self._delay
         if self.paced:
             self._leaving.append(arrival)
-        self._inject(channel, arrival, [self.words.pop(0)])
+        moved = [self.words.pop(0)]
+        _inject(channel, arrival, moved, self._count_marked(moved))
         if self.words:
             self.wake(now + 1)
 
@@ -327,19 +332,25 @@ class OutputQueue:
             self.wake(leaving[0])
         return free
 
-    def _inject(self, channel: RouterChannel, time: int, moved: list[int]) -> None:
-        """Move words into the router; each that is not plain data is a run of its own."""
-        marked = sum(word > WORD_MASK for word in moved) if self.marked else 0
-        if not marked:
-            channel.append(RAMP, (time, moved), len(moved))
-            return
+    def _count_marked(self, moved: list[int]) -> int:
+        """How many of the words that leave the queue are not plain data."""
+        marked = sum([word > WORD_MASK for word in moved]) if self.marked else 0
         self.marked -= marked
-        channel.extend(RAMP, split_runs(time, moved), len(moved), marked)
+        return marked
 
     def _to_host(self) -> None:
         if self.sink is not None:
             self.sink.take(self.words)
             self.words, self.marked = [], 0
+
+
+def _inject(channel: RouterChannel, time: int, moved: list[int], marked: int) -> None:
+    """Move words into the router; each of the `marked` ones that are not plain data is a run of its own."""
+    if marked:
+        channel.extend(RAMP, split_runs(time, moved), len(moved), marked)
+    else:
+        channel.check_direction(RAMP)
+        channel.append(channel.inputs[RAMP], (time, moved), len(moved))
 
 
 def split_runs(time: int, words: list[int]) -> list[Run]:

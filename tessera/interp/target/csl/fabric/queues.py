@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
-from tessera.interp.target.csl.fabric.routing import CONTROL_FLAG, HOST, WORD_MASK
+from tessera.interp.target.csl.fabric.routing import CONTROL_FLAG, HOST, RAMP, WORD_MASK
 from tessera.interp.target.csl.fabric.word_buffer import Run, WordBuffer
 
 if TYPE_CHECKING:
@@ -146,25 +146,33 @@ class InputQueue:
         self.words.count += count
         self._announce_more()
 
-    def append(self, direction: int, run: Run, count: int) -> None:
-        """Insert one run of `count` data words; equal to `extend`."""
-        time, words = run
+    def append(self, words: WordBuffer, run: Run, count: int) -> None:
+        """Insert one run of `count` data words into the queue's buffer; equal to `extend`."""
+        time = run[0]
         if time < self._last:
-            self.extend(direction, [run], count)
+            self.extend(RAMP, [run], count)
             return
         self._last = time + count - 1
-        self.words.runs.append(run)
-        self.words.count += count
-        self._announce_more()
+        words.runs.append(run)
+        words.count += count
+        if self.controls or self.wanted > 1:
+            self._announce_wanted()
+        elif self._due is None or words.runs[0][0] < self._due:
+            self._announce_first()
 
     def _announce_more(self) -> None:
         """Schedule the notification of words that were inserted, if they are enough; equal to `_announce`."""
-        words = self.words
         if self.controls or self.wanted > 1:
-            if self.controls or words.count >= self.wanted or not (self.whole or self.wanted <= self.depth):
-                self._announce()
-            return
-        time, due = words.runs[0][0], self._due
+            self._announce_wanted()
+        else:
+            self._announce_first()
+
+    def _announce_wanted(self) -> None:
+        if self.controls or self.words.count >= self.wanted or not (self.whole or self.wanted <= self.depth):
+            self._announce()
+
+    def _announce_first(self) -> None:
+        time, due = self.words.runs[0][0], self._due
         if due is None or time < due:
             calls = self._slots.get(time)
             if calls is not None:  # of the present cycle or a later one

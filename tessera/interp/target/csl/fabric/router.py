@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 from tessera.interp.target.csl.fabric.data_path import DataPath
 from tessera.interp.target.csl.fabric.output_queue import OutputQueue
@@ -17,7 +17,10 @@ from tessera.interp.target.csl.fabric.routing import (
     RAMP,
     WORD_MASK,
     ColorRoute,
+    Directions,
+    SwitchPosition,
     decode_commands,
+    ends_in_routers,
 )
 from tessera.interp.target.csl.fabric.word_buffer import Run, WordBuffer
 from tessera.interp.target.csl.sema.values import ColorConfig
@@ -26,8 +29,8 @@ if TYPE_CHECKING:
     from tessera.interp.target.csl.fabric.router_grid import Fabric
 
 
-# A direction, the side of the target that it enters, the target, and the words that wait there.
-Way = tuple[int, int, Any, WordBuffer]
+# A direction, the target, and the words that wait there.
+Way = tuple[int, Any, WordBuffer]
 CLOSED_DEPTH = 0  # words that a router takes from a direction which its switch position does not: slides of vectors
 _DOWN = (RAMP,)
 MAX_LOOKAHEAD = 512  # routers on the ways of a burst that are asked for room
@@ -107,7 +110,7 @@ class RouterChannel:
         self.due: int | None = None
         self._links, self._traffic, self._log = node.links, node.traffic, node.fabric.log
         self._serve, self._slots = self._service, self.events.slots
-        self._here: Any = ((), ())  # the directions from and to which `_origin` and `_ways` are
+        self._here: SwitchPosition = ((), ())  # the directions from and to which `_origin` and `_ways` are
         self._origin: WordBuffer | None = None  # the buffer of the only direction
         self._ways: list[Way] = []
 
@@ -125,6 +128,18 @@ class RouterChannel:
         for direction in route.sources:
             inputs[direction].limit = self.depth if direction in rx else CLOSED_DEPTH
 
+    def make_reconfigurable(self) -> None:
+        """Let the program change the route."""
+        if not self.route.reconfigurable:
+            self.route.reconfigurable = True
+            self.open_inputs()
+
+    def open(self, rx: Directions, tx: Directions) -> None:
+        """Replace switch position 0, and end the teardown."""
+        self.make_reconfigurable()
+        self.wake(self.events.now)
+        self.route.open(rx, tx)
+
     def _finish_switch(self, time: int) -> None:
         """Open the inputs of the new switch position to the senders that wait there."""
         self.open_inputs()
@@ -134,8 +149,7 @@ class RouterChannel:
 
     def add(self, direction: int, time: int, word: int) -> None:
         """Insert a word that arrives from `direction` at `time`."""
-        if not self.route.accepts(direction):
-            self._refuse_word(direction)
+        self.check_direction(direction)
         buffer = self.inputs[direction]
         self.marked += word > WORD_MASK
         buffer.append(max(time, buffer.last + 1) if buffer.count else time, word)
@@ -145,7 +159,11 @@ class RouterChannel:
         self.add(direction, time, word)
         self.wake(self.inputs[direction].runs[0][0])
 
-    def _refuse_word(self, direction: int) -> NoReturn:
+    def check_direction(self, direction: int) -> None:
+        """Raise the fault of words from a direction that no position of the route accepts."""
+        route = self.route
+        if route.reconfigurable or direction in route.sources:
+            return
         takes = " or ".join(sorted({DIRECTION_NAMES[d] for rx, _ in self.route.positions for d in rx}))
         self.node.fabric.raise_fault(
             f"a wavelet of color {self.color} comes from {DIRECTION_NAMES[direction]} into {self.node.name}, "
@@ -161,11 +179,16 @@ class RouterChannel:
 
     def wake(self, time: int) -> None:
         """Schedule a step at that time, unless an earlier one is scheduled."""
-        if time < self.events.now:
-            time = self.events.now
-        if self.due is None or time < self.due:
+        now, due = self.events.now, self.due
+        if time < now:
+            time = now
+        if due is None or time < due:
             self.due = time
-            self.events.at(time, self._serve)
+            calls = self._slots.get(time)
+            if calls is None:
+                self.events.at(time, self._serve)
+            else:
+                calls.append(self._serve)
 
     def _service(self) -> None:
         now = self.events.now
@@ -174,25 +197,30 @@ class RouterChannel:
         self.due = None
         if self.ahead is not None:
             self.ahead.retract()
-        if self.route.here is self._here and self._origin is not None and self._relay(self._origin, now):
+        route = self.route
+        if route.in_teardown:
+            return
+        buffer = self._origin if route.here is self._here else self._find_origin()
+        if buffer is not None and (not buffer.count or self._relay(buffer, now)):
             return
         while self._step(now):
             pass
 
     def _relay(self, buffer: WordBuffer, now: int) -> bool:
-        """Forward the only run of a buffer if it is plain data, and every direction has room for all of it, or wait.
+        """Forward the words of the only direction if they are a run of plain data for which every way has room, a
+        control wavelet that ends in the routers, or both, or wait.
 
         Equal to `_step`, for the cases that are by far the most frequent. Returns whether nothing is left to do.
         """
         runs = buffer.runs
-        if len(runs) != 1 or self.route.in_teardown:
-            return not runs
         start, words = runs[0]
         if words[0] > WORD_MASK:
+            return len(runs) == 1 and self._relay_command(buffer, now)
+        count, links, last, blocked = len(words), self._links, self._last, False
+        if count != buffer.count and (len(runs) > 2 or runs[1][1][0] <= WORD_MASK):
             return False
-        count, links, last, blocked = buffer.count, self._links, self._last, False
         after = last + 1 if last >= now else now
-        for direction, _, _, room in self._ways:
+        for direction, _, room in self._ways:
             free = room.limit - room.count
             if free < count:
                 if free > 0:
@@ -205,15 +233,48 @@ class RouterChannel:
             return True
         if start < after:
             start = after
-        runs.clear()
-        self.granted = buffer.count = 0
+        del runs[0]
+        self.granted = 0
+        buffer.count -= count
         self._last = start + count - 1
         self._deliver_run((start + 1, words), count)
-        feeder = buffer.feeder
-        if feeder is not None:
-            buffer.feeder = None
-            feeder.wake(start)
-        return True
+        if buffer.feeder is not None:
+            buffer.wake_feeder(start)
+        return not runs or (len(runs) == 1 and self._relay_command(buffer, now))
+
+    def _relay_command(self, buffer: WordBuffer, now: int) -> bool:
+        """Forward the control wavelet at the head if it ends in the routers, or wait; equal to `_step`."""
+        time, (word,) = buffer.runs[0]
+        if not ends_in_routers(word):
+            return False
+        time, links = max(time, now, self._last + 1), self._links
+        ways = [way for way in self._ways if way[0] != RAMP]
+        for direction, _, room in ways:
+            if room.count >= room.limit:
+                room.feeder = self
+                return True
+            if links[direction] > time:
+                time = links[direction]
+        self._last, position = time, self.route.current
+        buffer.runs.clear()
+        buffer.count = 0
+        self.marked -= 1
+        onward = self._execute_command(word, time)
+        for direction, target, _ in ways:
+            self._count_wavelet(direction, time)
+            target.receive(OPPOSITE[direction], time + 1 + self._later, onward)
+        buffer.wake_feeder(time)
+        if self.route.current == position:
+            return True
+        self._finish_switch(time)
+        return False
+
+    def _count_wavelet(self, direction: int, time: int) -> None:
+        """Note that a wavelet leaves in a direction."""
+        self._links[direction] = time + 1
+        self._traffic[direction] += 1
+        if self._log is not None:
+            self._log(self.node.x, self.node.y, direction, time, time, 1)
 
     def _step(self, now: int) -> bool:
         """Forward one word, or a burst of data words, if possible."""
@@ -234,9 +295,7 @@ class RouterChannel:
         if arrival > now and len(rx) > 1:
             self.wake(arrival)  # an earlier word may still arrive from another direction
             return False
-        if words[0] <= WORD_MASK and self.steady and route.filter is None and HOST not in tx:
-            if route.here is not self._here:
-                self._find_ways()
+        if words[0] <= WORD_MASK and (route.here is self._here or self._find_plain_ways()):
             return self._burst(buffer, now)
         return self._send_head(origin, tx, max(arrival, now, self._last + 1), words[0])
 
@@ -252,7 +311,7 @@ class RouterChannel:
         """Forward all data words at the head that have room, one per cycle; equal to repeated `_send`."""
         count, links = self.depth, self._links
         time = self._last if self._last >= now else now - 1
-        for direction, _, _, room in self._ways:
+        for direction, _, room in self._ways:
             free = room.limit - room.count
             if free <= 0:
                 room.feeder = self
@@ -264,7 +323,8 @@ class RouterChannel:
             return False
         ahead = count < buffer.count  # more words than the next buffer holds
         if ahead:
-            count = max(count, self._count_ahead(self._here[1], buffer.count))
+            clear = self._count_ahead(self._here[1], buffer.count)
+            count, ahead = max(count, clear), clear > count
         self.granted = 0
         sent, count, self._last = buffer.pop_paced(count, time)
         self._deliver(sent, count, ahead)
@@ -277,7 +337,7 @@ class RouterChannel:
         if buffer.runs[0][1][0] > WORD_MASK:
             return False
         blocked = False
-        for _, _, _, room in self._ways:
+        for _, _, room in self._ways:
             if room.limit <= room.count:
                 room.feeder = self
                 blocked = True
@@ -286,12 +346,13 @@ class RouterChannel:
     def _deliver_run(self, run: Run, count: int) -> None:
         """Forward one run of words."""
         links, traffic, last, log = self._links, self._traffic, self._last + 1, self._log
-        for direction, side, target, _ in self._ways:
+        onward = (run[0] + self._later, run[1]) if self._later else run
+        for direction, target, room in self._ways:
             links[direction] = last
             traffic[direction] += count
             if log is not None:
                 log(self.node.x, self.node.y, direction, run[0] - 1, last - 1, count)
-            target.append(side, run if direction == RAMP or not self._later else (run[0] + self._later, run[1]), count)
+            target.append(room, run if direction == RAMP else onward, count)
 
     def _deliver(self, sent: list[Run], count: int, ahead: bool) -> None:
         """Forward the words of a burst; `ahead`: because their whole way is clear."""
@@ -299,27 +360,48 @@ class RouterChannel:
             self._deliver_run(sent[0], count)
             return
         links, traffic, last, log = self._links, self._traffic, self._last + 1, self._log
-        for direction, side, target, _ in self._ways:
+        for direction, target, _ in self._ways:
             links[direction] = last
             traffic[direction] += count
             if log is not None:
                 log(self.node.x, self.node.y, direction, sent[0][0] - 1, last - 1, count)
             later = 0 if direction == RAMP else self._later
-            target.extend(side, [(time + later, words) for time, words in sent] if later else sent, count)
+            target.extend(
+                OPPOSITE[direction], [(time + later, words) for time, words in sent] if later else sent, count
+            )
             if ahead:
                 target.granted += count
+
+    def _find_plain_ways(self) -> bool:
+        """Find the ways of the present switch position, unless each word must be looked at."""
+        if not self.steady or self.route.filter is not None or HOST in self.route.here[1]:
+            return False
+        self._find_ways()
+        return True
+
+    def _find_origin(self) -> WordBuffer | None:
+        """The buffer of the only direction that words come from, empty or with known ways; None: `_step` finds it."""
+        rx = self.route.here[0]
+        if len(rx) != 1:
+            return None
+        buffer = self.inputs[rx[0]]
+        return buffer if not buffer.count or self._find_plain_ways() else None
 
     def _find_ways(self) -> None:
         """Find the buffer that words come from, and the queues and buffers that they enter."""
         rx, tx = here = self.route.here
         if tx is not self._here[1]:
-            ways: list[Way] = []
-            for direction in tx:
-                target: Any = self.node.get_input(self.ramp_color) if direction == RAMP else self._neighbour(direction)
-                side = OPPOSITE[direction]
-                ways.append((direction, side, target, target.words if direction == RAMP else target.inputs[side]))
-            self._ways = ways
+            self._ways = [self._find_way(direction) for direction in tx]
         self._here, self._origin = here, self.inputs[rx[0]] if len(rx) == 1 else None
+
+    def _find_way(self, direction: int) -> Way:
+        """The queue or the router that words in a direction enter, if it accepts them, and where they wait there."""
+        if direction == RAMP:
+            queue = self.node.get_input(self.ramp_color)
+            return direction, queue, queue.words
+        target, side = self._neighbour(direction), OPPOSITE[direction]
+        target.check_direction(side)
+        return direction, target, target.inputs[side]
 
     def count_accepted(self, direction: int, wanted: int, steps: list[int] | None = None) -> int:
         """The number of words from `direction` that need not wait before this router, up to `wanted`.
@@ -341,7 +423,7 @@ class RouterChannel:
         """The number of words whose whole way is clear: known already if a router before this one asked."""
         if self.granted >= wanted:
             return wanted
-        if tx == _DOWN and self._ways[0][3].limit <= self._ways[0][2].depth:
+        if tx == _DOWN and self._ways[0][2].limit <= self._ways[0][1].depth:
             return 0  # no operation awaits words there
         return self._count_passing(tx, wanted, [MAX_LOOKAHEAD])
 
@@ -364,9 +446,7 @@ class RouterChannel:
 
     def extend(self, direction: int, runs: list[Run], count: int, marked: int = 0) -> None:
         """Insert runs of `count` words that arrive from `direction`; `marked` of them are not plain data."""
-        route = self.route
-        if not route.reconfigurable and direction not in route.sources:
-            self._refuse_word(direction)
+        self.check_direction(direction)
         buffer = self.inputs[direction]
         if not buffer.count or buffer.last < runs[0][0]:
             buffer.runs += runs
@@ -385,20 +465,20 @@ class RouterChannel:
             else:
                 self.wake(time)
 
-    def append(self, direction: int, run: Run, count: int) -> None:
-        """Insert one run of `count` data words; equal to `extend`."""
-        route, runs = self.route, self.inputs[direction].runs
-        time = run[0]
+    def append(self, buffer: WordBuffer, run: Run, count: int) -> None:
+        """Insert one run of `count` data words into the buffer of a direction that the route accepts.
+
+        Equal to `extend`.
+        """
+        runs, time = buffer.runs, run[0]
         if runs:
             start, words = runs[-1]
             if start + len(words) > time:
-                self.extend(direction, [run], count)
+                self.extend(self.inputs.index(buffer), [run], count)
                 return
             time = runs[0][0]
-        if not route.reconfigurable and direction not in route.sources:
-            self._refuse_word(direction)
         runs.append(run)
-        self.inputs[direction].count += count
+        buffer.count += count
         due = self.due
         if due is None or time < due:
             calls = self._slots.get(time)
@@ -444,9 +524,9 @@ class RouterChannel:
 
     def _send(self, origin: int, targets: list[int], time: int, word: int) -> None:
         """Send the head of `origin` in all of the directions in one cycle."""
-        node, links = self.node, self.node.links
+        node = self.node
         for direction in targets:
-            time = max(time, links[direction])
+            time = max(time, self._links[direction])
         self._last, position = time, self.route.current
         self.inputs[origin].pop()
         self.marked -= word > WORD_MASK
@@ -456,10 +536,7 @@ class RouterChannel:
         onward = self._execute_command(word, time) if word & CONTROL_FLAG else word
         delay = node.fabric.delay
         for direction in targets:
-            links[direction] = time + 1
-            node.traffic[direction] += 1
-            if node.fabric.log is not None:
-                node.fabric.log(node.x, node.y, direction, time, time, 1)
+            self._count_wavelet(direction, time)
             if direction == RAMP:
                 node.inputs[self.ramp_color].add(time + 1, word)
                 continue
@@ -526,9 +603,12 @@ class EdgeChannel:
         """Accept words in order."""
         self.channel.get_host_sink().take(word for _, words in runs for word in words if not word & CONTROL_FLAG)
 
-    def append(self, direction: int, run: Run, count: int) -> None:
+    def append(self, buffer: WordBuffer, run: Run, count: int) -> None:
         """Accept words in order."""
-        self.extend(direction, [run], count)
+        self.extend(RAMP, [run], count)
+
+    def check_direction(self, direction: int) -> None:
+        """Accept words from every direction."""
 
     def receive(self, direction: int, time: int, word: int) -> None:
         """Accept a word."""

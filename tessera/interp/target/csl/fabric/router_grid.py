@@ -125,11 +125,14 @@ class FabricView:
 
     def change_route(self, color: int) -> ColorRoute:
         """The route of a color, to change."""
-        channel = self.node.channels.get(color) or self.node.get_routed_channel(color)
-        channel.route.reconfigurable = True
-        channel.open_inputs()
+        channel = self._find_channel(color)
+        channel.make_reconfigurable()
         channel.wake(self.node.fabric.events.now)
         return channel.route
+
+    def _find_channel(self, color: int) -> RouterChannel:
+        """The channel of a color, which may have had no route so far."""
+        return self.node.channels.get(color) or self.node.get_routed_channel(color)
 
     def reset_routes(self, color: int, rx: tuple[str, ...], tx: tuple[str, ...]) -> None:
         """Replace switch position 0."""
@@ -139,10 +142,7 @@ class FabricView:
 
     def open_color(self, color: int, rx: tuple[str, ...], tx: tuple[str, ...]) -> None:
         """Replace switch position 0, and end the teardown of the color."""
-        route = self.change_route(color)
-        route.rx, route.tx = direction_numbers(rx), direction_numbers(tx)
-        route.in_teardown = False
-        route.refresh()
+        self._find_channel(color).open(direction_numbers(rx), direction_numbers(tx))
 
     def set_side(self, color: int, way: str, side: str, wanted: bool | None) -> None:
         """Add a direction to position 0 ("rx" or "tx"), or remove it; None toggles it."""
@@ -219,6 +219,7 @@ QUEUE_DEPTHS = {
     ("wse3", "in"): (8, 8, 4, 4, 4, 4, 4, 4),
     ("wse3", "out"): (8,) * 8,
 }
+_NO_QUEUES: dict[int, int] = {}
 
 
 # Told of each burst of wavelets on a link: column, row, direction, first and last cycle, wavelets.
@@ -273,9 +274,11 @@ class Fabric:
 
     def queue_depth(self, node: RouterNode, way: str, color: int) -> int:
         """The capacity of a PE's input ("in") or output queue of a color in words."""
-        queues: dict[int, int] = getattr(node.pe, f"{way}_colors", {})
         numbers = QUEUE_DEPTHS.get((self.arch, way), ())
-        return next((numbers[q] for q, c in queues.items() if c == color and q < len(numbers)), QUEUE_DEPTH)
+        for number, owner in getattr(node.pe, f"{way}_colors", _NO_QUEUES).items():
+            if owner == color and number < len(numbers):
+                return numbers[number]
+        return QUEUE_DEPTH
 
     def view(self, x: int, y: int) -> FabricView:
         """The view of the PE at (x, y)."""

@@ -43,6 +43,9 @@ class Opcode(IntEnum):
     TEARDOWN = 3
 
 
+_OPCODES = tuple(Opcode)
+
+
 def decode_entry_point(word: int) -> int | None:
     """The control task that a payload names, or None.
 
@@ -60,7 +63,17 @@ def decode_commands(word: int) -> list[tuple[Opcode, bool]]:
     >>> decode_commands((5 << 22) | (4 << 25))[:2]
     [(<Opcode.SWITCH_ADV: 1>, True), (<Opcode.NOP: 0>, True)]
     """
-    return [(Opcode((word >> low) & 3), bool((word >> ignore) & 1)) for low, ignore in _COMMAND_FIELDS]
+    return [(_OPCODES[word >> low & 3], bool(word >> ignore & 1)) for low, ignore in _COMMAND_FIELDS]
+
+
+@lru_cache(maxsize=4096)
+def ends_in_routers(word: int) -> bool:
+    """Whether a word with its flags is a control wavelet whose first command hides it from PEs.
+
+    >>> ends_in_routers(CONTROL_FLAG | encode_payload([(Opcode.TEARDOWN, True)])), ends_in_routers(7)
+    (True, False)
+    """
+    return word & ~WORD_MASK == CONTROL_FLAG and decode_commands(word)[0][1]
 
 
 def encode_payload(cmds: list[tuple[Opcode, bool]], entry: int = NO_ENTRY) -> int:
@@ -155,7 +168,18 @@ class WaveletFilter:
             self.limit, self.later = (self.later[0], self.later[1:]) if self.later else (self.limit, ())
 
 
-@dataclass
+Directions = tuple[int, ...]
+SwitchPosition = tuple[Directions, Directions]  # the directions from and to which it is
+
+
+@lru_cache(maxsize=1024)
+def _only_position(rx: Directions, tx: Directions) -> tuple[SwitchPosition, tuple[SwitchPosition, ...], frozenset[int]]:
+    """The position of a route without switches, all its positions, and its sources; equal routes share them."""
+    here = rx, tx
+    return here, (here,), frozenset(rx)
+
+
+@dataclass(slots=True)
 class ColorRoute:
     """The route of one color: position 0, the changes of positions 1 to 3 to their predecessor, and the present
     position.
@@ -165,17 +189,19 @@ class ColorRoute:
     (True, ((0,), (1,)))
     """
 
-    rx: tuple[int, ...]
-    tx: tuple[int, ...]
-    switches: list[tuple[tuple[int, ...], tuple[int, ...]] | None] = field(default_factory=list)
+    rx: Directions
+    tx: Directions
+    switches: list[SwitchPosition | None] = field(default_factory=list)
     current: int = 0
     ring: bool = False
     pop: str = "no_pop"
     filter: WaveletFilter | None = None
     in_teardown: bool = False
-    reconfigurable: bool = (
-        False  # in teardown the program may change the route: a wavelet that no position accepts waits
-    )
+    # In teardown the program may change the route: a wavelet that no position accepts waits.
+    reconfigurable: bool = False
+    here: SwitchPosition = field(init=False)
+    positions: tuple[SwitchPosition, ...] = field(init=False)
+    sources: frozenset[int] = field(init=False)  # the directions from which some position accepts wavelets
 
     def __post_init__(self) -> None:
         self.reconfigurable = self.reconfigurable or self.in_teardown
@@ -185,8 +211,8 @@ class ColorRoute:
         """Recompute the positions after a change."""
         self.switches += [None] * (3 - len(self.switches))
         if self.switches[0] is None:
-            self.here = (self.rx, self.tx)
-            self.positions, self.sources, self.current = [self.here], frozenset(self.rx), 0
+            self.here, self.positions, self.sources = _only_position(self.rx, self.tx)
+            self.current = 0
             return
         positions = [(self.rx, self.tx)]
         for change in self.switches:
@@ -194,10 +220,18 @@ class ColorRoute:
                 break
             rx, tx = positions[-1]
             positions.append((change[0] or rx, change[1] or tx))
-        self.positions = positions
+        self.positions = tuple(positions)
         self.sources = frozenset(direction for rx, _ in positions for direction in rx)
         self.current = min(self.current, len(positions) - 1)
         self.here = positions[self.current]
+
+    def open(self, rx: Directions, tx: Directions) -> None:
+        """Replace position 0, and end the teardown; the program may change the route."""
+        self.rx, self.tx, self.in_teardown, self.reconfigurable = rx, tx, False, True
+        if self.switches[0] is None:
+            self.here, self.positions, self.sources = _only_position(rx, tx)
+        else:
+            self.refresh()
 
     def accepts(self, direction: int) -> bool:
         """Whether some position accepts wavelets from a direction."""

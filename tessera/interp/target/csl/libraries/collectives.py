@@ -99,8 +99,10 @@ class CollectiveRole:
 
     def open(self, color: int, rx: tuple[str, ...], tx: tuple[str, ...]) -> None:
         """Set a color's route and exit its teardown."""
-        self.pe.fabric.open_color(color, rx, tx)
-        self.pe.fabric.on_teardown(color, lambda: notify(self.pe, "state", ("rest", color)))
+        pe, fabric = self.pe, self.pe.fabric
+        fabric.open_color(color, rx, tx)
+        if color not in fabric.node.handlers:
+            fabric.on_teardown(color, lambda: notify(pe, "state", ("rest", color)))
         self.used.append(color)
 
     def send(self, color: int, left: list[int]) -> CollectiveThread:
@@ -313,8 +315,10 @@ def make_collectives_pe(unit: Any, params: dict[str, ComptimeValue]) -> dict[str
             if part.root > part.last:
                 raise CslFault(f"{name}: root {part.root} is not on a line of {part.last + 1} PEs")
             buffers = [view_words(name, p, n) for p, n in zip(pointers, sizes(part, int(count)), strict=True)]
-            relays = thread is not broadcast and part.distance > 0 and part.beyond > 0
-            spawn(pe, start_thread(pe, thread(part, *buffers), relays), lambda: activate(pe, int(callback)), name)
+            setup = COSTS.collective_setup
+            if thread is not broadcast and part.distance > 0 and part.beyond > 0:  # it forwards words
+                setup += COSTS.collective_forwarding
+            spawn(pe, thread(part, *buffers), lambda: activate(pe, int(callback)), name, setup)
 
         return ComptimeValue(
             t.CslFunctionType("", (t.U16, *kinds, t.U16, t.LOCAL_TASK), t.VOID),
@@ -335,12 +339,6 @@ def make_collectives_pe(unit: Any, params: dict[str, ComptimeValue]) -> dict[str
 def count_root_words(part: CollectiveRole, count: int) -> int:
     """The number of words of the buffer that only the root uses."""
     return count * (part.last + 1) if part.distance == 0 else 0
-
-
-def start_thread(pe: Any, thread: CollectiveThread, relays: bool) -> CollectiveThread:
-    """The thread after the set-up cycles; a PE that forwards words has more of them, except for a broadcast."""
-    yield pe.clock + COSTS.collective_setup + COSTS.collective_forwarding * relays
-    yield from thread
 
 
 def view_words(name: str, pointer: Pointer, count: int) -> np.ndarray:

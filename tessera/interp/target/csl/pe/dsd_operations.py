@@ -396,7 +396,12 @@ def count_bank_conflicts(first: Any, second: Any, count: int) -> int:
     """
     if type(first) is not Mem1d or type(second) is not Mem1d:
         return 0
-    start, step = (first.byte - second.byte) // 4 % 4, (first.stride - second.stride) % 4
+    return count_conflicts((first.byte - second.byte) // 4 % 4, (first.stride - second.stride) % 4, count)
+
+
+@lru_cache(maxsize=1024)
+def count_conflicts(start: int, step: int, count: int) -> int:
+    """`count_bank_conflicts` of vectors whose addresses and strides differ by words modulo 4."""
     if not step:
         return 0 if start else count
     if step == 2:

@@ -10,6 +10,8 @@ import random
 from collections import deque
 from collections.abc import Callable, Iterator, Sized
 from contextlib import contextmanager
+from itertools import islice
+from operator import length_hint
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -94,34 +96,38 @@ class EventQueue:
         self.now = 0
         self.end = 0  # the cycle until which PEs are busy: that of a run without further events
         self._cycles: list[int] = []  # a heap
-        self._calls: dict[int, deque[Call]] = {}
+        self._calls: dict[int, list[Call]] = {}
         # The calls of the present and later cycles, to which a caller may append without `at`; with a seed none.
-        self.slots: dict[int, deque[Call]] = self._calls if seed is None else {}
+        self.slots: dict[int, list[Call]] = self._calls if seed is None else {}
         self._shuffled: dict[int, list[tuple[float, int, Call]]] = {}  # a heap for each cycle, with a seed
         self._count = 0  # the calls that were shuffled
-        self.late = False  # whether the present call was added in its own cycle
+        # The calls of the present cycle, those that have not run, and the number of those that no call of it added.
+        self._running: list[Call] = []
+        self._left, self._known = iter(self._running), 0
         self.random = None if seed is None else random.Random(seed)
         self.progress: Callable[[int], None] | None = None  # told the cycle now and then
 
     def at(self, time: int, call: Call) -> None:
         """Schedule a call at a cycle, or at the present cycle if that one has passed."""
         calls = self._calls.get(time)
-        if calls is None:  # also of a cycle that has passed
-            calls = self._open(time if time > self.now else self.now)
+        if calls is None:
+            if time <= self.now and self.now in self._calls:
+                calls = self._calls[self.now]
+            else:
+                calls = self._open(time if time > self.now else self.now)
         if self.random is None:
             calls.append(call)
         else:
             self._shuffle(time if time > self.now else self.now, call, calls)
 
-    def _open(self, time: int) -> deque[Call]:
-        """The calls of a cycle."""
-        calls = self._calls.get(time)
-        if calls is None:
-            calls = self._calls[time] = deque()
-            heapq.heappush(self._cycles, time)
+    def _open(self, time: int) -> list[Call]:
+        """The calls of a cycle that has none."""
+        calls: list[Call] = []
+        self._calls[time] = calls
+        heapq.heappush(self._cycles, time)
         return calls
 
-    def _shuffle(self, time: int, call: Call, calls: deque[Call]) -> None:
+    def _shuffle(self, time: int, call: Call, calls: list[Call]) -> None:
         """Schedule a call at a random place among those of its cycle."""
         self._count += 1
         shuffled = self._shuffled.setdefault(time, [])
@@ -137,34 +143,53 @@ class EventQueue:
         ):  # a PE computes with NaN
             try:
                 self._run(math.inf if limit is None else limit, awaited)
+            except BaseException:
+                self._forget_calls()
+                raise
             finally:
                 forget_views()
 
     def _run(self, limit: float, awaited: Sized) -> None:
         cycles, count, reports = self._cycles, 0, ProgressReports(self.progress)
-        while cycles:
+        while cycles and awaited:
             now = cycles[0]
-            calls = self._calls[now]
-            take, known = calls.popleft, 0
-            while calls:
+            if now > limit:
+                self.now, self._known = int(limit), -1
+                return
+            self._running = calls = self._calls[now]
+            self._known = -1 if now == self.now else len(calls)
+            self._left = left = iter(calls)
+            self.now = now
+            for call in islice(left, CALLS_PER_REPORT):  # also those that they add
                 if not awaited:
+                    self._forget_calls(1)
                     return
-                if not known:
-                    if now > limit:
-                        self.now, self.late = int(limit), True
-                        return
-                    self.now, self.late, known = now, self.now == now, len(calls)
-                    count += known
-                    if count >= CALLS_PER_REPORT:
-                        count = 0
-                        reports.add(now)
-                take()()
-                known -= 1
+                call()
+            count += len(calls)
+            if count >= CALLS_PER_REPORT:
+                count = 0
+                reports.add(now)
+                if length_hint(left):
+                    self._forget_calls()
+                    continue
             heapq.heappop(cycles)
             del self._calls[now]
-            self._shuffled.pop(now, None)
-        if self.now < self.end <= limit:
+            if self._shuffled:
+                self._shuffled.pop(now, None)
+        if not cycles and self.now < self.end <= limit:
             self.now = self.end
+
+    def _forget_calls(self, kept: int = 0) -> None:
+        """Remove the calls of the present cycle that have run, except for the last `kept` ones."""
+        gone = len(self._running) - length_hint(self._left) - kept
+        self._known = -1 if gone > self._known else len(self._running)
+        del self._running[:gone]
+        self._left = iter(self._running)
+
+    @property
+    def late(self) -> bool:
+        """Whether the present call was added in its own cycle."""
+        return len(self._running) - length_hint(self._left) > self._known
 
     @property
     def pending(self) -> int:

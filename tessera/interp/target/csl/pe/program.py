@@ -15,6 +15,7 @@ import numpy as np
 
 from tessera.core.errors import UNKNOWN, Location
 from tessera.interp.target.csl.pe.dsd_operations import compute
+from tessera.interp.target.csl.pe.product_loops import accumulate_products
 from tessera.interp.target.csl.sema import types as t
 from tessera.interp.target.csl.sema.builtins import bits
 from tessera.interp.target.csl.sema.compilation_unit import PE_MEMORY, CompilationUnit, ComptimeTables
@@ -126,7 +127,7 @@ NAMES: dict[str, Any] = {
     f.__name__: f
     for f in (
         *(wrap, below, above, check_index, window, put, full, unreachable, valueless, invoke, recast, offset_pointer),
-        *(bits, idiv, irem, compute, Pointer, Mem1d, Mem4d, Circular, Fabin, Fabout),
+        *(accumulate_products, bits, idiv, irem, compute, Pointer, Mem1d, Mem4d, Circular, Fabin, Fabout),
     )
 } | {"zeros": np.zeros, "fmod": np.fmod, **DSD_UPDATES}
 

@@ -48,18 +48,23 @@ def resume_waiting(pe: PeState, threads: list[PeThread] | None) -> None:
             events.at(events.now, thread.again)
 
 
-def spawn(pe: PeState, body: Microthread, on_done: Callable[[], None] | None = None, name: str = "thread") -> None:
-    """Start a microthread that no line of the program stands for."""
-    begin(pe, name, body, on_done, _NO_LINE)
+def spawn(
+    pe: PeState, body: Microthread, on_done: Callable[[], None] | None = None, name: str = "thread", setup: int = 0
+) -> None:
+    """Start a microthread that no line of the program stands for, `setup` cycles after the PE has come to it."""
+    begin(pe, name, body, on_done, _NO_LINE, setup)
 
 
-def begin(pe: PeState, name: str, body: Microthread, done: Callable[[], None] | None, loc: Location) -> None:
-    """Start a microthread at the present cycle of the PE."""
+def begin(
+    pe: PeState, name: str, body: Microthread, done: Callable[[], None] | None, loc: Location, setup: int = 0
+) -> None:
+    """Start a microthread at the present cycle of the PE; a `setup` begins when the present task has ended."""
     thread = PeThread(name, body, done, False, loc)
     pe.threads[thread] = None
-    thread.again = partial(resume, pe, thread)
+    thread.again = again = partial(resume, pe, thread)
     events = pe.events
-    events.at(pe.clock if pe.clock > events.now else events.now, thread.again)
+    first = (lambda: events.at(pe.clock + setup, again)) if setup else again
+    events.at(pe.clock if pe.clock > events.now else events.now, first)
 
 
 def resume(pe: PeState, thread: PeThread) -> None:

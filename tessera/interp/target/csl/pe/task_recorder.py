@@ -56,6 +56,7 @@ class TaskRecorder:
         self.begin()
         self.space = program.namespace(self, self.cells)
         self.space |= {"compute": self.compute, "bits": self.bits, "wrap": self.wrap}
+        self.space["accumulate_products"] = lambda *_: False  # each iteration is a step
         for name, data in program.unit.constants.items():
             if isinstance(data, type):
                 self.space[name] = self.make_converter(data)

@@ -22,6 +22,7 @@ from tessera.interp.target.csl.sema.context import (
     register_rule,
 )
 from tessera.interp.target.csl.sema.operators import evaluate_condition, unify_types
+from tessera.interp.target.csl.sema.product_loops import combine_products
 from tessera.interp.target.csl.text import syntax as s
 from tessera.interp.target.csl.text.diagnostics import fail
 
@@ -89,7 +90,7 @@ def emit_loop(f: AnalysisContext, loop: LoopScope, write: Callable[[], None], lo
     f.held.clear()
     if loop.flag:
         f.emit(f"{loop.flag} = 0", loc)
-    f.lines.extend(lines)
+    f.lines.extend(combine_products(lines, f.make_name))
     for outer in reversed(f.loops):
         if outer.flag:
             _emit_outer_jump(f, outer, loc)

@@ -1,0 +1,124 @@
+"""Loops of products become one call, with the values, cycles and faults of their iterations."""
+
+import numpy as np
+import pytest
+from csl_harness import build, make_pe
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from tessera.core.errors import TesseraError
+from tessera.interp.target.csl.pe import program
+from tessera.interp.target.csl.sema import control_flow
+
+SEARCH = settings(
+    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+)
+BODY = """
+var x = @zeros([40]f32); var y = @zeros([40]f32); var z = @zeros([40]f32);
+var p: [*]f32 = &{numbers};
+export fn main() void {{
+  for (@range(i16, 40)) |i| {{ x[i] = 0.37 * @as(f32, i) - 4.0; y[i] = 1.0 / (@as(f32, i) + 0.7); z[i] = 3.3; }}
+  var d = @get_dsd(mem1d_dsd, .{{ .tensor_access = |i|{{{extent}}} -> {dest}[{stride} * i + {start}] }});
+  var v = @get_dsd(mem1d_dsd, .{{ .tensor_access = |i|{{{extent}}} -> {vector}[i + 3] }});
+  for (@range(i16, {count})) |i| {{
+    {load}
+    {anew}
+    @fmacs(d, d, {used}, {number});
+    {advance}
+  }}
+  @fadds(d, d, 0.5);
+}}
+"""
+LOADS = (("const n = p[{index}];", "n"), ("", "{numbers}[{index}]"), ("", "{numbers}[{index}] * 0.5"))
+USES = (("", "v"), ("const w = @increment_dsd_offset(v, {offset} * i, f32);", "w"))
+ADVANCES = ("", "d = @increment_dsd_offset(d, {step}, f32);", "v = @increment_dsd_offset(v, {step}, f32);")
+BOUNDS = {"extent": (1, 5), "stride": (1, 3), "start": (0, 9), "count": (0, 7), "offset": (-1, 4), "step": (-2, 9)}
+PLAIN = {
+    "dest": "x", "vector": "y", "numbers": "z", "extent": 4, "stride": 1, "start": 2, "count": 5, "offset": 2,
+    "step": 5,
+    "index": "2 * i + 1", "load": LOADS[1], "use": USES[0], "advance": ADVANCES[1],
+}  # fmt: skip
+# Loops by whether their iterations are computed at once.
+CASES = {
+    "rows": ({}, True),
+    "one row": ({"advance": ""}, True),
+    "columns": ({"stride": 6, "step": 1}, True),
+    "from the end": ({"start": 28, "step": -5}, True),
+    "vectors and rows": ({"advance": ADVANCES[1] + ADVANCES[2]}, True),
+    "a vector anew": ({"use": USES[1], "load": LOADS[0]}, True),
+    "rows overlap": ({"step": 3}, False),
+    "numbers in the destination": ({"numbers": "x"}, False),
+    "vectors in the destination": ({"vector": "x"}, False),
+    "no iteration": ({"count": 0}, False),
+    "a row out of bounds": ({"step": 9}, False),
+    "a number out of bounds": ({"index": "11 * i", "load": LOADS[0]}, False),
+    "a negative index": ({"index": "2 - i", "load": LOADS[0]}, False),
+}
+
+
+def write(**chosen) -> str:
+    """The program of a loop."""
+    (load, number), (anew, used), rest = chosen.pop("load"), chosen.pop("use"), chosen
+    texts = {"load": load, "number": number, "anew": anew, "used": used, "advance": rest.pop("advance")}
+    return BODY.format(**{name: text.format(**rest) for name, text in texts.items()}, **rest)
+
+
+@st.composite
+def loops(draw) -> str:
+    """A loop of products: often computed at once, sometimes with overlaps or elements out of bounds."""
+    chosen = {name: draw(st.sampled_from("xyz")) for name in ("dest", "vector", "numbers")}
+    chosen |= {name: draw(st.integers(*ends)) for name, ends in BOUNDS.items()}
+    chosen["index"] = draw(st.sampled_from(["2 * i + 1", "i", "3", "20 - 2 * i", "7 * i", "2 - i"]))
+    return write(load=draw(st.sampled_from(LOADS)), use=draw(st.sampled_from(USES)),
+                 advance=draw(st.sampled_from(ADVANCES)), **chosen)  # fmt: skip
+
+
+def observe(folder, text, arch):
+    """The variables and the clock, or the fault, of a run."""
+    pe = make_pe(build(folder, text, arch=arch))
+    pe.boot()
+    pe.start(pe.get_export("main"))
+    try:
+        pe.events.run()
+    except TesseraError as error:
+        return str(error)
+    return [np.asarray(pe.get_variable(name)).tobytes() for name in "xyz"], pe.clock
+
+
+def compare(folder, text, arch) -> list[bool]:
+    """Whether the calls of a loop computed its iterations, whose result is that of the loop alone."""
+    called: list[bool] = []
+    accumulate = program.NAMES["accumulate_products"]
+
+    def note(*args):
+        called.append(accumulate(*args))
+        return called[-1]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(program.NAMES, "accumulate_products", note)
+        found = observe(folder, text, arch)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(control_flow, "combine_products", lambda lines, make_name: lines)
+        assert observe(folder, text, arch) == found
+    return called
+
+
+@pytest.mark.parametrize("arch", ["wse2", "wse3"])
+@pytest.mark.parametrize("case", CASES)
+def test_a_loop_is_computed_at_once_unless_the_order_could_be_seen(case, arch, tmp_path):
+    changes, at_once = CASES[case]
+    assert compare(tmp_path, write(**{**PLAIN, **changes}), arch) == [at_once]
+
+
+def test_random_loops_equal_their_iterations(tmp_path):
+    @SEARCH
+    @given(text=loops(), arch=st.sampled_from(["wse2", "wse3"]))
+    def search(text, arch):
+        compare(tmp_path, text, arch)
+
+    search()
+
+
+def test_other_loops_have_no_call(tmp_path):
+    other = write(**{**PLAIN, "load": LOADS[2]})
+    assert compare(tmp_path, other, "wse3") == []
