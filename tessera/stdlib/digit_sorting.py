@@ -12,11 +12,15 @@ import math
 from typing import Any
 
 from tessera.core.symbolic_dim import ceil_divide
-from tessera.core.types import DType, TensorType, int32, int64
+from tessera.core.types import DType, TensorType, int32, int64, uint32
 from tessera.frontend.kernel import kernel
 from tessera.frontend.kernel.graph_launch import OutputMemory, launch
 from tessera.frontend.kernel.tile_api import tile
 from tessera.ir.tensor import Tensor
+from tessera.ops.tensor.basic import cast, full
+from tessera.ops.tensor.elementwise import bitwise_and, bitwise_xor, shift_right, where
+from tessera.ops.tensor.rearrange import take_along_axis
+from tessera.stdlib.placed_extremes import make_order_keys
 from tessera.stdlib.row_sorting import INDEX_BITS, INDEX_MASK, LAST_KEY, count_order_bits, make_keys
 from tessera.stdlib.running_sums import running_sums
 
@@ -194,6 +198,17 @@ def are_digits_faster(type: TensorType, axis: int) -> bool:
 def sort_by_digits(x: Tensor, descending: bool) -> Tensor:
     """The indices (int64) that sort the rows of `x` [R, N] stably; static sizes, elements that have keys."""
     return _sort_whole_rows(x, descending) if int(x.shape[1]) <= CHUNK else _sort_parts(x, descending)
+
+
+def sort_words(x: Tensor, descending: bool) -> Tensor:
+    """As `sort_by_digits` for elements of 64 bits: by the low 32 bits of their order, and stably by the high ones."""
+    x = where(x == 0, full(shape=x.shape, value=0, dtype=x.dtype), x) if x.dtype.is_float else x  # one zero
+    order = make_order_keys(x, lowest=False)
+    order = bitwise_xor(order, full(shape=x.shape, value=-1, dtype=int64)) if descending else order
+    low = cast(bitwise_and(order, full(shape=x.shape, value=0xFFFFFFFF, dtype=int64)), dtype=uint32)
+    high = cast(shift_right(order, full(shape=x.shape, value=32, dtype=int64)), dtype=int32)
+    first = sort_by_digits(low, False)
+    return take_along_axis(first, sort_by_digits(take_along_axis(high, first, -1), False), -1)
 
 
 def _sort_whole_rows(x: Tensor, descending: bool) -> Tensor:

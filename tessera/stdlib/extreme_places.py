@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from tessera.core.symbolic_dim import ceil_divide, round_up, symbol_names
-from tessera.core.types import int32
+from tessera.core.types import bool_, int32
 from tessera.ir.core import Node
 from tessera.ir.rewrite import UseDef
 from tessera.ir.tensor import Tensor
@@ -28,7 +28,9 @@ def divides_rows(node: Node, parallel: int) -> bool:
     """Whether an argmin or argmax is one of few long rows, whose parts keep more of `parallel` programs busy."""
     type, axis = get_tensor_type(node.args[0]), node.attrs["axis"]
     sizes = type.shape
-    if axis is None or symbol_names(sizes) or 0 in sizes or type.policy is not None or not type.dtype.is_float:
+    if axis is None or symbol_names(sizes) or 0 in sizes or type.policy is not None:
+        return False
+    if not type.dtype.is_float and type.dtype.bits < 8 and type.dtype != bool_:
         return False
     at, last = axis % len(sizes), max((i for i, n in enumerate(sizes) if n != 1), default=0)
     count = math.prod(int(n) for n in sizes)
@@ -60,12 +62,12 @@ MOVEMENTS = frozenset((shape.reshape, shape.permute, shape.slice_))
 
 
 def crosses_rows(node: Node, uses: UseDef) -> bool:
-    """Whether an argmin or argmax is along an outer axis of floats: the extreme is found first, and then its place.
+    """Whether an argmin or argmax is along an outer axis: the extreme is found first, and then its place.
 
     The elements are read, not computed: both reductions must see the same numbers.
     """
     source, type, axis = node.args[0], get_tensor_type(node.args[0]), node.attrs["axis"]
-    plain = axis is not None and type.policy is None and type.dtype.is_float and type.dtype.bits >= 16
+    plain = axis is not None and type.policy is None and type.dtype.bits >= (16 if type.dtype.is_float else 8)
     while (made := uses.get(source)) is not None and made.op in MOVEMENTS:
         source = made.args[0]
     if made is not None or not plain or symbol_names(type.shape) or 0 in type.shape:

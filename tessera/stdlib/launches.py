@@ -45,7 +45,7 @@ from tessera.stdlib.deterministic_reductions import (
     update_in_place,
     update_unsorted,
 )
-from tessera.stdlib.digit_sorting import are_digits_faster, sort_by_digits
+from tessera.stdlib.digit_sorting import are_digits_faster, sort_by_digits, sort_words
 from tessera.stdlib.direct_convolution import match_direct
 from tessera.stdlib.exact_sums import MAX_WIDTH, add_exactly, is_exact
 from tessera.stdlib.exclusive_scans import ExclusiveScan, is_flip, match_preceded, match_shifted
@@ -295,13 +295,12 @@ MAX_ROUND_WORK = 1 << 15  # elements that all rounds of a minimum read of a long
 def _(node: Node, uses: UseDef, plan: LoweringPlan) -> LibraryLowering | None:
     """A sort of rows, by digits where a target has many programs to run, unless the host sorts or only the first places
     are taken."""
-    if plan.host_sort is not None or not _has_row_keys(node):
-        return None
-    if _is_only_selected(node, uses, plan):
+    wide = plan.parallel is not None and _has_wide_rows(node)
+    if plan.host_sort is not None or not (wide or _has_row_keys(node)) or _is_only_selected(node, uses, plan):
         return None
     axis, descending = node.attrs["axis"], node.attrs["descending"]
-    by_digits = plan.parallel is not None and are_digits_faster(get_tensor_type(node.args[0]), axis)
-    sort = sort_by_digits if by_digits else row_sorting.sort_places
+    by_digits = plan.parallel is not None and not wide and are_digits_faster(get_tensor_type(node.args[0]), axis)
+    sort = sort_words if wide else sort_by_digits if by_digits else row_sorting.sort_places
     return LibraryLowering(node.args, lambda x: row_sorting.on_rows(x, axis, lambda rows: sort(rows, descending)))
 
 
@@ -321,6 +320,9 @@ def _(node: Node, uses: UseDef, plan: LoweringPlan) -> LibraryLowering | None:
         if first > 0:
             chunk = row_selection.CHUNK if plan.parallel is None else row_selection.find_wide_chunk(rows)
             return row_selection.select_place(rows, first, descending, chunk)
+        if plan.parallel is not None and _has_wide_rows(source):
+            chunk = row_selection.find_wide_chunk(rows)
+            return row_selection.select_front(rows, count, descending, chunk, chunk)
         if plan.parallel is not None:
             return row_selection.select_in_parallel(rows, count, descending)
         if in_rounds:
@@ -486,6 +488,11 @@ def _has_row_keys(node: Node) -> bool:
     return _has_long_rows(node) and row_sorting.has_keys(get_tensor_type(node.args[0]).dtype, _count_row(node))
 
 
+def _has_wide_rows(node: Node) -> bool:
+    """Whether a sort is one of long rows of static sizes, whose elements have 64 bits."""
+    return _has_long_rows(node) and get_tensor_type(node.args[0]).dtype.bits == 64
+
+
 def _has_long_rows(node: Node) -> bool:
     """Whether a sort is one of rows of static sizes that are too long to compare all pairs."""
     sizes = get_shape(node.args[0])
@@ -514,7 +521,10 @@ def _is_selected(node: Node, uses: UseDef, plan: LoweringPlan) -> bool:
         return False
     if plan.parallel is None:
         return plan.host_sort is not None and count <= size * MAX_CHOSEN
-    if not _has_row_keys(source):
+    wide = _has_wide_rows(source)
+    if not (wide or _has_row_keys(source)):
         return False
     walked = size <= MAX_WALKED * (math.prod(sizes) // size) and count <= min(row_sorting.MAX_CHUNK, size * MAX_CHOSEN)
-    return walked or (not first and (count <= row_sorting.MAX_SELECTED or row_selection.has_key_bound(size, count)))
+    return walked or (
+        not wide and not first and (count <= row_sorting.MAX_SELECTED or row_selection.has_key_bound(size, count))
+    )

@@ -40,6 +40,33 @@ def test_rows_in_shared_memory(number, dtype, descending):
     np.testing.assert_array_equal(ours, order(x, descending))
 
 
+@pytest.mark.parametrize("descending", [False, True])
+@pytest.mark.parametrize("dtype", ["i8", "u8", "f8"])
+def test_elements_of_64_bits(dtype, descending):
+    """Elements that differ in the high or the low 32 bits alone, both signs and zeros, and the extremes."""
+    x = draw(dtype, 2, 150)
+    near = np.random.default_rng(3).integers(0, 1 << 34, (2, 50), dtype=np.int64) - (1 << 33)
+    x[:, :50] = near.view(np.uint64) if dtype == "u8" else near
+    want = order_exactly(x, descending)
+    names, (ours,) = run(lambda x: ts.argsort(x, axis=-1, descending=descending), x, "ptx", "target")
+    assert sum(n.startswith("sort_rows") for n in names) == 2
+    np.testing.assert_array_equal(ours, want)
+    for function, places, kernel in (
+        (lambda x: ts.topk(x, 5, largest=descending)[1], slice(0, 5), "choose_first"),
+        (lambda x: ts.argsort(x, axis=-1, descending=descending)[:, 70:71], slice(70, 71), "find_places"),
+    ):
+        names, (ours,) = run(function, x, "ptx", "tile")
+        assert has(names, kernel)
+        np.testing.assert_array_equal(ours, want[:, places])
+
+
+def order_exactly(x, descending):
+    """The stable order of rows; integers are not compared as floats, which have 53 bits."""
+    if x.dtype.kind == "f":
+        return order(x, descending)
+    return np.argsort(~x if descending else x, axis=-1, kind="stable")  # the complement has the opposite order
+
+
 @pytest.mark.parametrize(("dtype", "most"), [("f4", 512), ("f2", 256), ("i1", 128)])
 def test_many_short_rows_are_sorted_by_networks(monkeypatch, dtype, most):
     """A network has the same stages for every type; a narrow one has fewer digits, and few rows do not fill a GPU."""

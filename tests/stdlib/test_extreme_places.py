@@ -57,6 +57,21 @@ def test_the_last_part_of_any_float(dtype):
         assert driver.run_level(levels, "tile", [y])[0].tolist() == [2400, 2499]
 
 
+@pytest.mark.parametrize("dtype", ["i1", "u1", "i4", "i8", "u8", "?"])
+@pytest.mark.parametrize("name", ["argmax", "argmin"])
+def test_integers(name, dtype):
+    """The extremes of the type are among them, in the last part, too: its filling comes after what is equal."""
+    top = np.array([0, 1], "?") if dtype == "?" else np.array([np.iinfo(dtype).min, np.iinfo(dtype).max], dtype)
+    x = np.full((3, 2500), top[0] if name == "argmax" else top[1], dtype)
+    x[0, [700, 2400]], x[1, 2499] = top[1 if name == "argmax" else 0], top[1 if name == "argmax" else 0]
+    program = ts.jit(lambda x: getattr(ts, name)(x, axis=-1))
+    levels = driver.lower(program.trace(x).function, "ptx")
+    assert len([n for n in levels["tile"].main.body.walk() if n.op is host.launch]) == 2
+    artifact = get_backend("ptx").emit(levels["tile"], {"arch": "sm_90a"})
+    for found in (driver.run_level(levels, "tile", [x])[0], get_backend("ptx").interpreter(artifact)([x])[0]):
+        assert found.tolist() == [700, 2499, 0]
+
+
 @pytest.mark.parametrize("shape", [(4000, 2500), (2000,)])
 def test_short_or_many_rows_are_not_cut(shape):
     x = np.broadcast_to(np.zeros((), np.float32), shape)
@@ -94,3 +109,16 @@ def test_places_along_outer_axes_of_a_processor(name, shape, axis, kind):
 def test_computed_elements_keep_their_place_as_they_are_compared():
     levels = driver.lower(ts.jit(lambda x: ts.argmax(ts.exp(x), axis=0)).trace(np.ones((40, 8), "f4")).function, "llvm")
     assert compares_pairs(levels["tile"])
+
+
+@pytest.mark.parametrize("dtype", ["i1", "u1", "i4", "i8", "u8"])
+@pytest.mark.parametrize("name", ["argmax", "argmin"])
+def test_integers_along_outer_axes_of_a_processor(name, dtype):
+    info = np.iinfo(dtype)
+    x = RNG.integers(info.min, info.max, (50, 37), dtype, endpoint=True)
+    x[[7, 20], 5], x[[3, 30], 6] = info.max, info.min
+    levels = driver.lower(ts.jit(lambda x: getattr(ts, name)(x, axis=0)).trace(x).function, "llvm")
+    assert not compares_pairs(levels["tile"])
+    want = getattr(np, name)(x, axis=0)
+    np.testing.assert_array_equal(driver.compile_tile(levels["tile"], "llvm")([x])[0], want)
+    np.testing.assert_array_equal(driver.run_level(levels, "tile", [x], "llvm")[0], want)
