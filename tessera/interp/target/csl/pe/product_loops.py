@@ -85,6 +85,11 @@ def accumulate_products(
     return True
 
 
+def refuse_products(space: dict[str, Any]) -> None:
+    """Let the generated Python of a PE run the iterations of each loop itself."""
+    space[accumulate_products.__name__] = lambda *_: False
+
+
 def _are_apart(dest: Any, vector: Any, cells: Any) -> bool:
     """Whether the destination is in another variable than the vectors and the numbers."""
     if type(dest) is not Mem1d or type(vector) is not Mem1d:
