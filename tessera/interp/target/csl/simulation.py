@@ -20,6 +20,7 @@ from tessera.interp.target.csl.fabric.routing import HOST
 from tessera.interp.target.csl.pe.lockstep_execution import form_lockstep_groups
 from tessera.interp.target.csl.pe.pe_state import EventQueue, without_collection
 from tessera.interp.target.csl.pe.processing_element import Pe
+from tessera.interp.target.csl.pe.product_loops import refuse_products
 from tessera.interp.target.csl.pe.scheduler import describe_waits, is_idle
 from tessera.interp.target.csl.sema.values import Pointer
 from tessera.interp.target.csl.text.diagnostics import CslFault
@@ -220,6 +221,9 @@ class Simulation:
         with without_collection():
             for place, tile in layout.tiles.items():
                 self._place(place, tile.program)
+        if not lockstep:
+            for pe in self.pes.values():
+                refuse_products(pe.space)
 
     def _place(self, place: PeCoordinate, program: Any) -> None:
         pe = Pe(program, *place, self.events, self.fabric.view(*place), self.lockstep_groups.get(id(program)))

@@ -7,8 +7,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tessera.core.errors import TesseraError
+from tessera.interp.target.csl.compiler import compile_program
 from tessera.interp.target.csl.pe import program
+from tessera.interp.target.csl.pe.lockstep_execution import MIN_PES
+from tessera.interp.target.csl.pe.product_loops import ProductLoop
 from tessera.interp.target.csl.sema import control_flow
+from tessera.interp.target.csl.simulation import Simulation
 
 SEARCH = settings(
     max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
@@ -16,8 +20,8 @@ SEARCH = settings(
 BODY = """
 var x = @zeros([40]f32); var y = @zeros([40]f32); var z = @zeros([40]f32);
 var p: [*]f32 = &{numbers};
-export fn main() void {{
-  for (@range(i16, 40)) |i| {{ x[i] = 0.37 * @as(f32, i) - 4.0; y[i] = 1.0 / (@as(f32, i) + 0.7); z[i] = 3.3; }}
+export fn main(start: f32) void {{
+  for (@range(i16, 40)) |i| {{ x[i] = 0.37 * @as(f32, i) - start; y[i] = 1.0 / (@as(f32, i) + 0.7); z[i] = 3.3; }}
   var d = @get_dsd(mem1d_dsd, .{{ .tensor_access = |i|{{{extent}}} -> {dest}[{stride} * i + {start}] }});
   var v = @get_dsd(mem1d_dsd, .{{ .tensor_access = |i|{{{extent}}} -> {vector}[i + 3] }});
   for (@range(i16, {count})) |i| {{
@@ -77,7 +81,7 @@ def observe(folder, text, arch):
     """The variables and the clock, or the fault, of a run."""
     pe = make_pe(build(folder, text, arch=arch))
     pe.boot()
-    pe.start(pe.get_export("main"))
+    pe.start(pe.get_export("main"), (np.float32(4.0),))
     try:
         pe.events.run()
     except TesseraError as error:
@@ -108,6 +112,36 @@ def compare(folder, text, arch) -> list[bool]:
 def test_a_loop_is_computed_at_once_unless_the_order_could_be_seen(case, arch, tmp_path):
     changes, at_once = CASES[case]
     assert compare(tmp_path, write(**{**PLAIN, **changes}), arch) == [at_once]
+
+
+ROW = """layout {{ @set_rectangle({pes}, 1);
+  for (@range(i16, {pes})) |i| {{ @set_tile_code(i, 0, "pe.csl", .{{}}); }} }}"""
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_loops_of_many_pes_are_computed_together(case, tmp_path, monkeypatch):
+    (tmp_path / "layout.csl").write_text(ROW.format(pes=MIN_PES))
+    (tmp_path / "pe.csl").write_text(write(**{**PLAIN, **CASES[case][0]}))
+    layout = compile_program(tmp_path / "layout.csl")
+    run, together = ProductLoop.run, []
+    monkeypatch.setattr(ProductLoop, "run", lambda loop, *memory: (together.append(memory[0].ndim), run(loop, *memory)))
+    found = run_all(layout, True)
+    assert (2 in together) == CASES[case][1]
+    together.clear()
+    assert run_all(layout, False) == found and not together
+
+
+def run_all(layout, lockstep) -> list:
+    """The variables and the clock of each PE, or the fault."""
+    simulation = Simulation(layout, lockstep=lockstep)
+    simulation.boot()
+    for (x, _), pe in simulation.pes.items():
+        pe.start(pe.get_export("main"), (np.float32(x),))
+    try:
+        simulation.settle()
+    except TesseraError as error:
+        return [str(error)]
+    return [[pe.get_variable(name).tobytes() for name in "xyz"] + [pe.clock] for pe in simulation.pes.values()]
 
 
 def test_random_loops_equal_their_iterations(tmp_path):

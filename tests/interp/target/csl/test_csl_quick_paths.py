@@ -8,11 +8,12 @@ from csl_random_generators import compiled, dsd_pipelines, observe, switched_rou
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from tessera.interp.target.csl.fabric.output_queue import OutputQueue
 from tessera.interp.target.csl.fabric.queues import InputQueue
 from tessera.interp.target.csl.fabric.router import RouterChannel
 from tessera.interp.target.csl.fabric.router_grid import Fabric
-from tessera.interp.target.csl.fabric.routing import CONTROL_FLAG, WEST
-from tessera.interp.target.csl.pe import dsd_operations, scheduler
+from tessera.interp.target.csl.fabric.routing import CONTROL_FLAG, RAMP, WEST
+from tessera.interp.target.csl.pe import dsd_operations, program, scheduler
 from tessera.interp.target.csl.pe.dsd_operations import compute, forget_views
 from tessera.interp.target.csl.pe.dsd_table import DSD_OPS
 from tessera.interp.target.csl.pe.pe_state import EventQueue
@@ -34,12 +35,17 @@ def receive_and_select(pe, color):
 
 
 def use_general_paths(patch):
-    for kind in (RouterChannel, InputQueue):
-        patch.setattr(kind, "append", lambda self, direction, run, count: self.extend(direction, [run], count))
+    patch.setattr(
+        RouterChannel, "append", lambda self, buffer, run, count: self.extend(self.inputs.index(buffer), [run], count)
+    )
+    patch.setattr(InputQueue, "append", lambda self, words, run, count: self.extend(RAMP, [run], count))
+    pass_on = OutputQueue._pass_on
+    patch.setattr(OutputQueue, "_pass_on", lambda self, words, marked: not marked and pass_on(self, words, 0))
     patch.setattr(RouterChannel, "_is_blocked", lambda self, buffer: False)
     patch.setattr(RouterChannel, "_relay", lambda self, origin, now: False)
     patch.setattr("tessera.interp.target.csl.pe.processing_element.Pe.receive_wavelet", receive_and_select)
     patch.setattr(dsd_operations, "_accumulate_product", lambda op, operands: None)
+    patch.setitem(program.NAMES, "accumulate_products", lambda *_: False)
 
 
 @pytest.mark.parametrize("kind", PROGRAMS)
@@ -99,9 +105,9 @@ def test_bursts_that_find_little_room_arrive_at_the_same_cycles(depth, reads):
 def test_a_run_that_comes_early_waits_for_the_words_before_it():
     fabric = Fabric(EventQueue(), 1, 1, {(0, 0): {0: ColorConfig(("WEST",), ("RAMP",))}})
     channel, queue = fabric.nodes[0, 0].channels[0], fabric.nodes[0, 0].get_input(0)
-    for target in (channel, queue):
-        target.append(WEST, (5, [1, 2]), 2)
-        target.append(WEST, (4, [3]), 1)
+    for target, words in ((channel, channel.inputs[WEST]), (queue, queue.words)):
+        target.append(words, (5, [1, 2]), 2)
+        target.append(words, (4, [3]), 1)
     assert list(channel.inputs[WEST]) == [(5, 1), (6, 2), (7, 3)]
     assert [word for _, word in queue.words] == [1, 2, 3]
 

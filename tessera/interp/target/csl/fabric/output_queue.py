@@ -76,7 +76,7 @@ class OutputQueue:
         return len(words)
 
     def _pass_on(self, words: list[int], marked: int) -> bool:
-        """Move words into the router if it has room for all, and nobody waits for the queue; equal to `_move`."""
+        """Move words into the router if it has room for all, and nobody waits for the queue."""
         channel, buffer, count, node = self.channel, self._entrance, len(words), self.node
         if channel is None or buffer is None or self._watched or self.emptied is not None:
             return False

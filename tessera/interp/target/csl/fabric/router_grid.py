@@ -8,8 +8,9 @@ from contextvars import ContextVar
 from typing import Any, NoReturn
 
 from tessera.interp.target.csl.cost_model import COSTS
+from tessera.interp.target.csl.fabric.edge_channel import EdgeChannel
 from tessera.interp.target.csl.fabric.queues import InputQueue
-from tessera.interp.target.csl.fabric.router import EdgeChannel, RouterChannel, RouterNode
+from tessera.interp.target.csl.fabric.router import RouterChannel, RouterNode
 from tessera.interp.target.csl.fabric.routing import (
     CONTROL_FLAG,
     DIRECTION_STEPS,

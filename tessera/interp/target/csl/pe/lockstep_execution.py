@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from tessera.interp.target.csl.pe.pe_state import PeState
 
 MIN_PES = 24  # PEs from which recording pays off
-MIN_STEPS = 6  # memory steps from which recording pays off
+MIN_STEPS = 6  # operations on memory from which recording pays off
 MAX_LOOKUPS = 24  # lookups after which a task that never matches is no longer looked up
 MAX_FAILURES = 4  # failed recordings after which a task is no longer recorded
 GENERATOR_FLAG = 0x20  # the code flag of a generator
@@ -147,7 +147,7 @@ class TaskHistory:
                 for name, value in zip(self.names, values, strict=True)
             }
             record = recorder.run(self.name, variables)
-            if len(record.work.steps) >= MIN_STEPS:
+            if record.operations >= MIN_STEPS:
                 compiled = CompiledRecord(record, self.names, self.lockstep_group.share_steps(record.work))
         except UnrecordableTask:
             self.failed += 1

@@ -6,7 +6,8 @@ each `@fmacs`.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -19,11 +20,51 @@ if TYPE_CHECKING:
     from tessera.interp.target.csl.pe.pe_state import PeState
 
 Offsets = int | list[int]  # the bytes from one iteration to the next, or the offset of each iteration
-Start = tuple[int, int]  # the byte of the first element, and the bytes from one iteration to the next
+
+
+class VectorRows(NamedTuple):
+    """The elements of a vector in each iteration, all in bounds: starts and distances in bytes."""
+
+    start: int
+    step: int  # from one iteration to the next
+    stride: int  # from one element to the next
+    iterations: int
+    extent: int
+
+    def view(self, array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+        """The elements in an array of cells, which may have a second axis of PEs: iterations by elements (by PEs)."""
+        size, pes = array.itemsize, array.shape[1:]
+        wide = pes[0] if pes else 1
+        strides = (self.step * wide, self.stride * wide, *([size] if pes else []))
+        return np.ndarray((self.iterations, self.extent, *pes), array.dtype, array, self.start * wide, strides)
+
+
+class ProductLoop(NamedTuple):
+    """A loop whose iterations may be computed at once, and its cycles; one row of `dest` means that all add to it."""
+
+    dest: VectorRows
+    vector: VectorRows
+    indices: tuple[int, ...]
+    cycles: int
+
+    def run(self, dest: Any, vector: Any, cells: Any) -> None:
+        """Execute the iterations on the memory of the destination, the vectors and the numbers.
+
+        Raises:
+            IndexError: an index is out of bounds; nothing is changed.
+        """
+        numbers = cells[list(self.indices)]
+        where, products = self.dest.view(dest), np.multiply(self.vector.view(vector), numbers[:, None])
+        if len(where) == len(products):
+            np.add(where, products, where)
+            return
+        row = where[0]
+        for product in products:
+            np.add(row, product, row)
 
 
 def accumulate_products(
-    pe: PeState, op: DsdOp, dest: Any, dest_offsets: Offsets | None, vector: Any, vector_offsets: Offsets | None,
+    pe: PeState, op: DsdOp, dest: Any, dest_offsets: Offsets, vector: Any, vector_offsets: Offsets,
     cells: Any, indices: list[int] | None, cycles: int,
 ) -> bool:  # fmt: skip
     """Execute a loop: in each iteration an operation on the destination, a vector and an element of `cells`.
@@ -31,87 +72,96 @@ def accumulate_products(
     `cycles` are those of the scalar code of an iteration. Returns False, and does nothing, for a loop without
     iterations, a fault in one of them, and operands whose order could be seen.
     """
-    if not indices or not op.accumulates:
+    if not indices or not _are_apart(dest, vector, cells):
         return False
-    count, dtype = len(indices), op.dtype
-    first, second = _find_start(dest, dest_offsets, count), _find_start(vector, vector_offsets, count)
-    if first is None or second is None or cells.dtype is not dtype:
-        return False
-    views = _view_vectors(dtype, dest, vector, cells, (first, second), count)
-    if views is None:
+    loop = plan_products(op, dest, dest_offsets, vector, vector_offsets, cells, indices, cycles, pe.wide)
+    if loop is None:
         return False
     try:
-        numbers = cells[indices]
+        loop.run(dest.array, vector.array, cells)
     except IndexError:
         return False
-    _accumulate(*views, numbers)
-    pe.clock += count * (cycles + COSTS.dsd_start[pe.wide] - (-dest.extent // op.width[pe.wide]))
-    if op.width[pe.wide] == 1:
-        pe.clock += _count_conflicts(dest, vector, first, second, count)
+    pe.clock += loop.cycles
     return True
 
 
-def _accumulate(where: np.ndarray[Any, Any], factors: np.ndarray[Any, Any], numbers: np.ndarray[Any, Any]) -> None:
-    products = np.multiply(factors, numbers[:, None])
-    if where.ndim == 2:
-        np.add(where, products, where)
-        return
-    for product in products:
-        np.add(where, product, where)
+def refuse_products(space: dict[str, Any]) -> None:
+    """Let the generated Python of a PE run the iterations of each loop itself."""
+    space[accumulate_products.__name__] = lambda *_: False
 
 
-def _find_start(d: Any, offsets: Offsets | None, count: int) -> Start | None:
-    """The byte of the first element of a vector, and the bytes from one iteration to the next, if they are constant."""
-    if type(d) is not Mem1d or offsets is None:
-        return None
-    if not isinstance(offsets, list):
-        return d.byte, offsets
-    step = offsets[1] - offsets[0] if count > 1 else 0
-    if step and offsets != list(range(offsets[0], offsets[0] + count * step, step)):
-        return None
-    if not step and offsets.count(offsets[0]) != count:
-        return None
-    return d.byte + offsets[0], step
-
-
-def _view_vectors(
-    dtype: np.dtype[Any], dest: Mem1d, vector: Mem1d, cells: Any, starts: tuple[Start, Start], count: int
-) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]] | None:
-    """The destinations and the vectors of all iterations, with an axis of iterations unless all are one vector.
-
-    None if an order of the iterations could be seen: destinations that overlap each other, the vectors or the numbers.
-    """
-    extent, span = dest.extent, abs(dest.stride) * dtype.itemsize
-    step = abs(starts[0][1])
-    apart = not step or step >= extent * span or step * count <= span
-    if not apart or not span or not extent or vector.extent != extent or dest.indexed or vector.indexed:
-        return None
+def _are_apart(dest: Any, vector: Any, cells: Any) -> bool:
+    """Whether the destination is in another variable than the vectors and the numbers."""
+    if type(dest) is not Mem1d or type(vector) is not Mem1d:
+        return False
     memory = _find_memory(dest.array)
-    if _find_memory(vector.array) is memory or _find_memory(cells) is memory:
-        return None
-    where = _view_iterations(dest, dtype, starts[0], count if step else 1)
-    factors = _view_iterations(vector, dtype, starts[1], count)
-    if where is None or factors is None:
-        return None
-    return where if step else where[0], factors
+    return _find_memory(vector.array) is not memory and _find_memory(cells) is not memory
 
 
 def _find_memory(array: np.ndarray[Any, Any]) -> Any:
     return array if array.base is None else array.base
 
 
-def _view_iterations(d: Mem1d, dtype: np.dtype[Any], begin: Start, count: int) -> np.ndarray[Any, Any] | None:
-    """The elements of a vector in each iteration; None if some are out of bounds or of another type."""
-    size, array, (start, step) = dtype.itemsize, d.array, begin
-    if array.dtype is not dtype or start % size or step % size or start < 0:
+def plan_products(
+    op: DsdOp, dest: Mem1d, dest_offsets: Offsets, vector: Mem1d, vector_offsets: Offsets, cells: Any,
+    indices: list[int], cycles: int, wide: int,
+) -> ProductLoop | None:  # fmt: skip
+    """The loop on variables of their own, unless destinations overlap or elements are out of bounds."""
+    dtype = op.dtype
+    kinds = dest.array.dtype, vector.array.dtype, cells.dtype
+    if not op.accumulates or kinds[0] is not dtype or kinds[1] is not dtype or kinds[2] is not dtype:
         return None
-    try:
-        return np.ndarray((count, d.extent), dtype, array, start, (step, d.stride * size))
-    except (ValueError, BufferError):
-        return None
+    rows, factors = _describe_rows(dest, dest_offsets), _describe_rows(vector, vector_offsets)
+    return _plan_rows(op, rows, factors, tuple(indices), cycles, wide)
 
 
-def _count_conflicts(dest: Mem1d, vector: Mem1d, first: Start, second: Start, count: int) -> int:
-    """The cycles of all iterations in which a bank has both elements."""
-    start, step, strides = first[0] - second[0], first[1] - second[1], (dest.stride - vector.stride) % 4
-    return sum([count_conflicts((start + i * step) // 4 % 4, strides, dest.extent) for i in range(count)])
+# The byte, the stride and the extent of a vector, the cells of its variable, and its offsets.
+RowsKey = tuple[int, int, int, int, int | tuple[int, ...]]
+
+
+def _describe_rows(d: Mem1d, offsets: Offsets) -> RowsKey:
+    array, byte, stride, extent, _ = d
+    return byte, stride, extent, len(array), tuple(offsets) if isinstance(offsets, list) else offsets
+
+
+@lru_cache(maxsize=4096)
+def _plan_rows(
+    op: DsdOp, dest: RowsKey, vector: RowsKey, indices: tuple[int, ...], cycles: int, wide: int
+) -> ProductLoop | None:
+    """The loop, which all PEs of a program have in common."""
+    extent = dest[2]
+    rows, factors = (_find_rows(*one, op.dtype.itemsize, len(indices)) for one in (dest, vector))
+    if rows is None or factors is None or not rows.stride or not extent or factors.extent != extent:
+        return None
+    step, stride = abs(rows.step), abs(rows.stride)
+    if step and step < extent * stride and step * len(indices) > stride:
+        return None
+    cycles += COSTS.dsd_start[wide] - (-extent // op.width[wide])
+    conflicts = _count_conflicts(rows, factors) if op.width[wide] == 1 else 0
+    once = rows if step else rows._replace(iterations=1)
+    return ProductLoop(once, factors, indices, len(indices) * cycles + conflicts)
+
+
+def _find_rows(
+    start: int, stride: int, extent: int, length: int, offsets: int | tuple[int, ...], size: int, count: int
+) -> VectorRows | None:
+    """The elements of a vector in each iteration; None if some are out of bounds or not at regular distances."""
+    if isinstance(offsets, tuple):
+        start, step = start + offsets[0], offsets[1] - offsets[0] if count > 1 else 0
+        if any([later - offset != step for offset, later in zip(offsets, offsets[1:], strict=False)]):
+            return None
+    else:
+        step = offsets
+    ends = step * (count - 1), stride * size * (extent - 1)
+    low, high = start + sum([min(end, 0) for end in ends]), start + sum([max(end, 0) for end in ends])
+    if start % size or step % size or low < 0 or high >= length * size:
+        return None
+    return VectorRows(start, step, stride * size, count, extent)
+
+
+def _count_conflicts(rows: VectorRows, factors: VectorRows) -> int:
+    """The cycles of all iterations in which a bank has both elements; words of 4 bytes."""
+    start, step, strides = rows.start - factors.start, rows.step - factors.step, rows.stride - factors.stride
+    return sum(
+        [count_conflicts((start + i * step) // 4 % 4, strides // 4 % 4, rows.extent) for i in range(rows.iterations)]
+    )

@@ -13,6 +13,7 @@ import numpy as np
 from tessera.core.errors import TesseraError
 from tessera.interp.target.csl.pe.dsd_operations import count_cycles, count_parts, operation_length, read_elements
 from tessera.interp.target.csl.pe.dsd_table import DsdOp
+from tessera.interp.target.csl.pe.product_loops import Offsets, plan_products
 from tessera.interp.target.csl.pe.program import wrap
 from tessera.interp.target.csl.pe.task_trace import (
     SCALAR_VARIABLE,
@@ -30,6 +31,7 @@ from tessera.interp.target.csl.pe.task_trace import (
     load_cell,
     load_input,
     run_dsd_operation,
+    run_product_loop,
     store_cell,
 )
 from tessera.interp.target.csl.sema.builtins import bits
@@ -56,7 +58,7 @@ class TaskRecorder:
         self.begin()
         self.space = program.namespace(self, self.cells)
         self.space |= {"compute": self.compute, "bits": self.bits, "wrap": self.wrap}
-        self.space["accumulate_products"] = lambda *_: False  # each iteration is a step
+        self.space["accumulate_products"] = self.accumulate_products
         for name, data in program.unit.constants.items():
             if isinstance(data, type):
                 self.space[name] = self.make_converter(data)
@@ -151,6 +153,7 @@ class TaskRecorder:
         if len(self.record.work.steps) >= MAX_STEPS:
             raise UnrecordableTask("the task has too many steps")
         self.record.work.steps.append(step)
+        self.record.operations += 1
 
     def _add_value(self, whole: bool) -> VectorSymbol:
         self.record.work.count += 1
@@ -242,6 +245,31 @@ class TaskRecorder:
         ]
         self.record.work.written.add(step_operands[0].array[0])
         self._add_step(run_dsd_operation, op, tuple(step_operands))
+
+    def accumulate_products(
+        self, pe: Any, op: DsdOp, dest: Any, dest_offsets: Offsets, vector: Any, vector_offsets: Offsets, cells: Any,
+        indices: list[int] | None, cycles: int,
+    ) -> bool:  # fmt: skip
+        """Record a loop of products, if its iterations may be computed at once."""
+        operands = [concretise(dest), concretise(vector)]
+        if not indices or any([type(d) is not Mem1d for d in operands]):
+            return False
+        memory = [operands[0].array, operands[1].array, cells]
+        if any([not isinstance(cells, SymbolicMemory) or cells.dtype.kind != "f" for cells in memory]):
+            return False
+        if memory[0].number in (memory[1].number, cells.number):
+            return False
+        positions = [int(index) for index in indices]
+        steps = [[int(x) for x in o] if isinstance(o, list) else int(o) for o in (dest_offsets, vector_offsets)]
+        loop = plan_products(op, operands[0], steps[0], operands[1], steps[1], cells, positions, cycles, self.wide)
+        if loop is None or not 0 <= min(positions) <= max(positions) < len(cells):
+            return False
+        self.clock += loop.cycles
+        self.record.work.written.add(memory[0].number)
+        keys = tuple([self._touch_memory(one) for one in memory])
+        self._add_step(run_product_loop, loop, keys)
+        self.record.operations += len(positions) - 1
+        return True
 
     def _resolve_operand(self, o: Any, dtype: np.dtype[Any], count: int) -> Any:
         """An operand with the key of its memory; faults where the PE would."""

@@ -16,6 +16,7 @@ import numpy as np
 
 from tessera.interp.target.csl.pe.dsd_operations import execute_operation
 from tessera.interp.target.csl.pe.dsd_table import DsdOp
+from tessera.interp.target.csl.pe.product_loops import ProductLoop
 from tessera.interp.target.csl.sema.values import Dsr
 
 if TYPE_CHECKING:
@@ -231,6 +232,11 @@ def run_dsd_operation(f: LockstepFrame, op: DsdOp, given: tuple[Any, ...]) -> No
     )
 
 
+def run_product_loop(f: LockstepFrame, loop: ProductLoop, keys: tuple[MemoryKey, ...]) -> None:
+    """Execute a loop of products on the memory of its operands."""
+    loop.run(*[f.arrays[key] for key in keys])
+
+
 # Task records.
 
 
@@ -257,6 +263,7 @@ class TaskRecord:
     results: dict[str, Any] = field(default_factory=dict)  # the final scalar variables
     work: MemorySteps = field(default_factory=MemorySteps)
     cycles: int = 0  # after the last effect
+    operations: int = 0  # the memory steps, and the iterations of those that are loops
 
 
 def concretise(value: Any) -> Any:

@@ -28,7 +28,7 @@ _MEMORY = re.compile(r"\b[GW]\d|\bR\d+_(?!\[[01]\])|\.item|\byield\b|\[(?![01]\]
 
 
 @dataclass
-class ProductLoop:
+class ProductLoopBody:
     """What the body of a loop does: the operation with its descriptors, the loaded numbers, cycles of an iteration."""
 
     variable: str
@@ -86,10 +86,10 @@ class ProductLoop:
 
 
 _LINES: tuple[tuple[re.Pattern[str], Callable[..., bool]], ...] = (
-    (_CYCLES, ProductLoop.add_cycles),
-    (_PRODUCT, ProductLoop.add_product),
-    (_ADVANCE, ProductLoop.add_advance),
-    (_LOAD, ProductLoop.add_load),
+    (_CYCLES, ProductLoopBody.add_cycles),
+    (_PRODUCT, ProductLoopBody.add_product),
+    (_ADVANCE, ProductLoopBody.add_advance),
+    (_LOAD, ProductLoopBody.add_load),
 )
 
 
@@ -107,7 +107,7 @@ def combine_products(lines: list[GeneratedLine], make_name: Callable[[str], str]
     head = _HEAD.fullmatch(lines[0].text)
     if head is None:
         return lines
-    loop, depth = ProductLoop(head[1]), lines[0].depth
+    loop, depth = ProductLoopBody(head[1]), lines[0].depth
     if any(line.depth != depth + 1 or not loop.add(line) for line in lines[1:]) or not loop.operation:
         return lines
     element = loop.find_element()
@@ -117,7 +117,7 @@ def combine_products(lines: list[GeneratedLine], make_name: Callable[[str], str]
 
 
 def _add_quick_path(
-    loop: ProductLoop, lines: list[GeneratedLine], element: tuple[str, str], make_name: Callable[[str], str]
+    loop: ProductLoopBody, lines: list[GeneratedLine], element: tuple[str, str], make_name: Callable[[str], str]
 ) -> Iterator[GeneratedLine]:
     """The loop as the branch that runs if the call refuses."""
     (cells, index), indices, depth = element, make_name("indices"), lines[0].depth
