@@ -63,7 +63,8 @@ BASES = {
 ELSEWHERE = {
     "BCELoss", "BCEWithLogitsLoss", "CrossEntropyLoss", "NLLLoss", "CosineEmbeddingLoss", "MarginRankingLoss",
     "HingeEmbeddingLoss", "SoftMarginLoss", "MultiMarginLoss", "MultiLabelMarginLoss", "MultiLabelSoftMarginLoss",
-    "PoissonNLLLoss", "GaussianNLLLoss", "Module", "ModuleDict", "ModuleList", "Parameter", "Sequential", "RReLU",
+    "PoissonNLLLoss", "GaussianNLLLoss", "Module", "ModuleDict", "ModuleList", "Parameter", "ParameterDict",
+    "ParameterList", "Sequential", "RReLU",
     "Dropout", "Dropout1d", "Dropout2d", "Dropout3d", "AlphaDropout", "FeatureAlphaDropout",
     *(n for n in nn.__all__ if n.startswith("Lazy")),
 }  # fmt: skip
