@@ -249,6 +249,7 @@ TEAM_THREADS = (32, 1024)  # the fewest and the most threads of a team
 ELEMENTS_PER_THREAD = 8  # elements of the largest block that a thread holds, where the team can be as large
 MMA_ELEMENTS_PER_THREAD = 128  # the same with tensor cores: what a warp reads serves 64 rows and columns
 WIDE_ELEMENTS_PER_THREAD = 32  # from so many on a team grows past PREFERRED_THREADS
+CARRIED_ELEMENTS_PER_THREAD = 100  # elements of all blocks that a loop carries, which take registers throughout
 PREFERRED_THREADS = 256
 REALIGNED_THREADS = 768  # of a multiprocessor whose programs walk misaligned rows
 SM_REGISTERS = 1 << 16  # registers of a multiprocessor
@@ -298,6 +299,8 @@ def choose_team_size(function: Function) -> int:
         if most // ELEMENTS_PER_THREAD <= PREFERRED_THREADS
         else max(PREFERRED_THREADS, most // WIDE_ELEMENTS_PER_THREAD)
     )
+    carried = [sum(map(_element_count, n.results)) for n in function.body.walk() if n.op is control_flow_ops.for_]
+    wanted = max(wanted, min(max(carried, default=0) // CARRIED_ELEMENTS_PER_THREAD, PREFERRED_THREADS))
     if cached := get_fact(function, "cached", 0):  # few blocks share the memory of a multiprocessor
         resident = max(SHARED_LIMIT[get_fact(function, "arch")] // cached, 1)
         wanted = max(wanted, min(most // ELEMENTS_PER_THREAD, TEAM_THREADS[1] // resident))
