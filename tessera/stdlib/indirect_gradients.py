@@ -164,30 +164,42 @@ def sum_shifted(image, gradient, out, *, shifts, counts, strides, sizes, depth, 
 
 
 @kernel
-def sum_shifted_rows(image, gradient, out, *, shifts, steps, depth, BX, BC):
-    """As `sum_shifted`, of an image [B, Z, Y, X, C] and a gradient [B, Z', Y', X', C] whose elements along X' and C are
-    accessed together: each s has `depth` rows, and `shifts` and `steps` between positions are along Z, Y and X."""
-    counts, c = gradient.shape, tile.program_id(1) * BC
+def sum_shifted_rows(image, gradient, out, *, width, shifts, steps, depth, BR, BX, BC):
+    """As `sum_shifted`, of an image [B, Z, Y, X, C] and a gradient [B, Z', Y', X', C], on the grid (S, blocks of C, T /
+    `width`): the sums of a program have one of the `shifts` along Z and Y, and the same `width` ones along X.
+
+    Each s has `depth` blocks of BR rows. A thread holds BX positions of a row, so that it loads an element of the image
+    once for all shifts along X. `steps` are those between positions along Z and Y.
+    """
+    counts, c, own = gradient.shape, tile.program_id(1) * BC, tile.program_id(2)
     start = tile.program_id(0) * depth
-    end = tile.minimum(start + depth, counts[0] * counts[1] * counts[2])
-    totals = [tile.zeros((BX, BC), out.dtype) for _ in tile.static_range(len(shifts))]
-    for row in tile.range(start, end, 1):
+    end = tile.minimum(start + depth, counts[0] * counts[1] * counts[2] // BR)
+    z, y, gaps = 0, 0, [n - shifts[2][0] for n in shifts[2]]
+    for t in tile.static_range(len(shifts[0])):
+        z, y = tile.where(own == t, shifts[0][t], z), tile.where(own == t, shifts[1][t], y)
+    totals = [tile.zeros((BR, BC), out.dtype) for _ in tile.static_range(width)]
+    for block in tile.range(start, end, 1):
+        row = block * BR
         b, i, j = row // counts[2] // counts[1], row // counts[2] % counts[1], row % counts[2]
+        top = j * steps[1] + y
         for x in tile.range(0, counts[3], BX):
-            factor = tile.cast(tile.load(gradient[b, i, j, x : x + BX, c : c + BC], edge="clip"), out.dtype)
             seen = [
-                tile.load(image[b, i * steps[0] + t[0], j * steps[1] + t[1], x + t[2] : x + t[2] + BX, c : c + BC],
-                          edge="clip")
-                for t in shifts
-            ]  # fmt: skip
-            totals = [totals[t] + factor * tile.cast(seen[t], out.dtype) for t in tile.static_range(len(shifts))]
-    for t in tile.static_range(len(shifts)):
-        tile.store(out[tile.program_id(0), t, c : c + BC], tile.sum(totals[t], axis=0), edge="clip")
+                tile.load(image[b, i * steps[0] + z, top : top + BR, x + n, c : c + BC], edge="clip")
+                for n in tile.static_range(shifts[2][0], BX + shifts[2][width - 1])
+            ]
+            for n in tile.static_range(BX):
+                factor = tile.cast(tile.load(gradient[b, i, j : j + BR, x + n, c : c + BC], edge="clip"), out.dtype)
+                totals = [
+                    totals[t] + factor * tile.cast(seen[n + gaps[t]], out.dtype) for t in tile.static_range(width)
+                ]
+    for t in tile.static_range(width):
+        tile.store(out[tile.program_id(0), own * width + t, c : c + BC], tile.sum(totals[t], axis=0), edge="clip")
 
 
 LEAST_SHIFTS = 4  # sums of which one kernel is faster than fused reductions
 LANES, ROW_CHANNELS = 256, (32, 16, 8)  # elements of a block, and its channels where these lie together in memory
-LEAST_ROW = 7  # positions of a row that a block has, if not all
+MOST_POSITIONS, LEAST_POSITIONS = 8, 4  # of a row that a thread holds
+ROW_PROGRAMS = 4224  # programs of one warp that keep a GPU busy
 SUMMING_PROGRAMS = 1056  # programs of many sums that keep a GPU busy; of few sums, with fewer threads, more do
 FEW_SHIFTS = 36
 
@@ -201,6 +213,16 @@ class ShiftedSum:
     axis: int
     start: tuple[int, ...]
     step: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class ShiftedRows:
+    """Shifts along Z and Y, and along X, which all of the former have; and the blocks of a program that sums them."""
+
+    shifts: tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]
+    rows: int
+    positions: int
+    channels: int
 
 
 @dataclass(frozen=True)
@@ -223,45 +245,60 @@ class ShiftedSums:
 
     def compute(self, image: Tensor, gradient: Tensor) -> Tensor:
         """The sums, side by side."""
-        last, step = self.terms[0].axis == len(self.sizes) - 1, self.terms[0].step
-        rows = last and step[-2] == 1
-        channels = min(ROW_CHANNELS, key=lambda n: round_up(self.sizes[-1], n)) if last else 1
-        width = max(n for n in range(1, LANES // channels + 1) if self.sizes[-2] % n == 0)
-        if rows and (width >= LEAST_ROW or width == self.sizes[-2]):
-            sums = self._sum_rows(image, gradient, width, channels)
-        else:
-            sums = self._sum_positions(image, gradient, channels)
+        rows = self._find_rows()
+        sums = self._sum_positions(image, gradient) if rows is None else self._sum_rows(image, gradient, rows)
         sums = reduce.sum(sums, axis=(0,), keepdims=False)
         before = math.prod(self.result.shape[: self.along])
         return shape.reshape(sums if before == 1 else shape.permute(sums, axes=(1, 0)), shape=self.result.shape)
 
-    def _divide(self, count: int, across: int, block: int) -> tuple[int, OutputMemory]:
+    def _divide(self, count: int, across: int, block: int, programs: int) -> tuple[int, OutputMemory]:
         """How much of a count, in blocks, a program adds up, and the memory for the sums of all."""
-        programs = SUMMING_PROGRAMS * max(1, FEW_SHIFTS // len(self.terms))
         depth = round_up(ceil_divide(count, max(1, programs // across)), block)
         sizes = ceil_divide(count, depth), len(self.terms), self.sizes[self.terms[0].axis]
         return depth, OutputMemory(TensorType(sizes, self.result.dtype))
 
-    def _sum_rows(self, image: Tensor, gradient: Tensor, width: int, block: int) -> Tensor:
-        missing, across = (1,) * (5 - len(self.sizes)), ceil_divide(self.sizes[-1], block)
+    def _find_rows(self) -> ShiftedRows | None:
+        """How the sums are those of neighbours in rows whose channels lie together; None where they are not."""
+        first, missing = self.terms[0], (0,) * (5 - len(self.sizes))
+        if first.axis != len(self.sizes) - 1 or first.step[-2] != 1:
+            return None
+        starts = [(*missing, *t.start[1:-1]) for t in self.terms]
+        gaps = tuple(sorted({x for *_, x in starts}))
+        lines = [tuple(line) for *line, _ in starts[:: len(gaps)]]
+        positions = max(n for n in range(1, MOST_POSITIONS + 1) if self.sizes[-2] % n == 0)
+        alike = starts == [(*line, x) for line in lines for x in gaps]
+        if not alike or positions < min(LEAST_POSITIONS, self.sizes[-2]):
+            return None
+        channels = min(ROW_CHANNELS, key=lambda n: round_up(self.sizes[-1], n))
+        height = self.sizes[-3] if len(self.sizes) > 3 and first.step[-3] == 1 else 1
+        rows = max(n for n in range(1, LANES // channels + 1) if height % n == 0)
+        return ShiftedRows((tuple(z for z, _ in lines), tuple(y for _, y in lines), gaps), rows, positions, channels)
+
+    def _sum_rows(self, image: Tensor, gradient: Tensor, how: ShiftedRows) -> Tensor:
+        missing, across = (1,) * (5 - len(self.sizes)), ceil_divide(self.sizes[-1], how.channels)
         padded = [
             shape.reshape(x, shape=(x.shape[0], *missing, *(int(n) for n in x.shape[1:]))) for x in (image, gradient)
         ]
-        depth, memory = self._divide(math.prod(self.sizes[:-2]), across, 1)
-        numbers = {
-            "shifts": tuple((*(0 for _ in missing), *t.start[1:-1]) for t in self.terms),
-            "steps": missing + self.terms[0].step[1:-1],
-        }
-        grid = memory.type.shape[0], across
-        return launch(sum_shifted_rows, grid, *padded, memory, **numbers, depth=depth, BX=width, BC=block)
+        lines, blocks = len(how.shifts[0]), math.prod(self.sizes[:-2]) // how.rows
+        depth, memory = self._divide(blocks, across * lines, 1, ROW_PROGRAMS)
+        grid, steps = (memory.type.shape[0], across, lines), (*missing, *self.terms[0].step[1:-1])[:2]
+        numbers = {"width": len(how.shifts[2]), "shifts": how.shifts, "steps": steps, "depth": depth}
+        sizes = {"BR": how.rows, "BX": how.positions, "BC": how.channels}
+        return launch(sum_shifted_rows, grid, *padded, memory, **numbers, **sizes)
 
-    def _sum_positions(self, image: Tensor, gradient: Tensor, block: int) -> Tensor:
+    def _sum_positions(self, image: Tensor, gradient: Tensor) -> Tensor:
         term, spatial, strides = self.terms[0], self._spatial, _find_strides(image.shape)
-        channels, counts, last = self.sizes[term.axis], [self.sizes[i] for i in spatial], block > 1
+        channels, counts, last = (
+            self.sizes[term.axis],
+            [self.sizes[i] for i in spatial],
+            term.axis == len(self.sizes) - 1,
+        )
         places, missing = math.prod(counts), 3 - len(spatial)
+        block = min(ROW_CHANNELS, key=lambda n: round_up(channels, n)) if last else 1
         block = block if last else max(1, LANES // max(32, 1 << (places - 1).bit_length()))
         across = ceil_divide(channels, block)
-        depth, memory = self._divide(self.sizes[0] * places, across, LANES // block)
+        programs = SUMMING_PROGRAMS * max(1, FEW_SHIFTS // len(self.terms))
+        depth, memory = self._divide(self.sizes[0] * places, across, LANES // block, programs)
         numbers = {
             "shifts": tuple(sum(s * t for s, t in zip(t.start, strides, strict=True)) for t in self.terms),
             "counts": (1,) * missing + tuple(counts),
