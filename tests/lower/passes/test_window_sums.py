@@ -146,11 +146,12 @@ def test_few_phases_are_interleaved(step, phases):
     agree(gradient, x, plans={"rows": SMALL})
 
 
+# Windows of 125 taps take as long as all others together: those of 5 are along two axes.
 @pytest.mark.parametrize("sizes", [(1, 2, 9), (2, 1, 5, 7, 6)])
 @pytest.mark.parametrize("kernel, stride, padding", [(3, 2, 1), (3, 2, 0), (2, 3, 1), (5, 3, 2)])
 def test_phases_of_windows_along_any_number_of_axes(sizes, kernel, stride, padding):
-    x = draw(*sizes)
-    pool = {1: ts.max_pool1d, 3: ts.max_pool3d}[len(sizes) - 2]
+    x = draw(*sizes[: 4 if kernel == 5 else 5])
+    pool = {1: ts.max_pool1d, 2: ts.max_pool2d, 3: ts.max_pool3d}[x.ndim - 2]
     gradient = pull_back(pool, kernel_size=kernel, stride=stride, padding=padding)
     (want,) = agree(gradient, x, plans={"rows": SMALL})
     np.testing.assert_allclose(np.asarray(ts.jit(gradient, target="llvm")(x)), want, rtol=1e-6, atol=1e-6)
