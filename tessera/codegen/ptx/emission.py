@@ -320,7 +320,7 @@ def _count_spread_elements(function: Function, most: int) -> int:
     if not (spread and slow and LaunchFacts.of(function).grids) or most & (most - 1):
         return ELEMENTS_PER_THREAD
     programs = max(math.prod(find_size_bounds(n)[1] for n in grid) for grid in LaunchFacts.of(function).grids)
-    each = min(-(-int(programs) * most // SPREAD_THREADS), ELEMENTS_PER_THREAD)
+    each = math.ceil(min(programs * most / SPREAD_THREADS, ELEMENTS_PER_THREAD))
     return 1 << max(each - 1, 0).bit_length()
 
 
