@@ -36,12 +36,11 @@ from tessera.lower.passes.canonicalisation import (
     canonicalise,
     narrow_dots,
     share_reductions,
-    sink_widening,
     split_concatenations,
 )
 from tessera.lower.passes.collective_scheduling import schedule_collectives
 from tessera.lower.passes.fusion_groups import fuse_horizontally, separate_groups
-from tessera.lower.passes.gather_sinking import sink_gathers
+from tessera.lower.passes.gather_sinking import sink_gathers, sink_widening
 from tessera.lower.passes.launch_fusion import fuse_launches
 from tessera.lower.passes.memory_planning import plan_memory
 from tessera.lower.passes.moment_merging import merge_moments

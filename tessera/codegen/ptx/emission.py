@@ -312,8 +312,7 @@ def choose_team_size(function: Function) -> int:
 
 
 def _count_spread_elements(function: Function, most: int) -> int:
-    """The elements that each thread of a pointwise kernel of long functions takes, where they are spread over the whole
-    GPU: of few elements one, since a thread computes them one after the other."""
+    """The elements of long pointwise functions that a thread takes where they are spread over the whole GPU."""
     plain = (*PLAIN_OPS, shape_ops.reshape, control_flow_ops.if_)
     spread = all(n.op.pointwise or n.op in plain for n in function.body.walk())
     slow = any(n.op.is_transcendental for n in function.body.walk())

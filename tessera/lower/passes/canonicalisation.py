@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
 from tessera.core.symbolic_dim import Dim
 from tessera.core.types import TensorType
-from tessera.ir.core import Block, Function, Node, Value
+from tessera.ir.core import Function, Node, Value
 from tessera.ir.rewrite import RewritePatterns, Rewriter, eliminate_common_subexpressions, rewrite_function
 from tessera.ir.rules import REGISTRY, Op
 from tessera.lower.indexing_maps import get_shape, get_tensor_type
@@ -332,28 +332,6 @@ def _find_narrow_source(rewriter: Rewriter, value: Value) -> Value | None:
     if len(parts) < len(found) or len({_get_element_type(x).dtype for x in parts}) > 1:
         return None
     return rewriter.add(node.op, *parts, **node.attrs)
-
-
-def sink_widening(function: Function) -> Function:
-    """Code sinking: each cast to a wider type is directly before its first use; registers then hold narrow values."""
-    waiting: dict[Value, Node] = {}
-    nodes: list[Node] = []
-    for node in function.body.nodes:
-        if node.op is basic.cast and is_narrow(_get_element_type(node.args[0])):
-            waiting[node.out] = node
-        else:
-            _place_after_casts(node, waiting, nodes)
-    while waiting:
-        _place_after_casts(waiting.pop(next(iter(waiting))), waiting, nodes)
-    return replace(function, body=Block(function.body.params, tuple(nodes), function.body.results))
-
-
-def _place_after_casts(node: Node, waiting: dict[Value, Node], nodes: list[Node]) -> None:
-    """Append a node, and before it the waiting casts that it uses."""
-    for value in list(waiting) if node.regions else node.args:
-        if value in waiting:
-            _place_after_casts(waiting.pop(value), waiting, nodes)
-    nodes.append(node)
 
 
 @canonicalisation(reduce.argmax, reduce.argmin)
