@@ -34,13 +34,13 @@ from tessera.lower.mesh import MeshShape, to_mesh
 from tessera.lower.mesh.op_rules import mesh_op_rules
 from tessera.lower.passes.canonicalisation import (
     canonicalise,
-    narrow_dots,
     share_reductions,
+    sink_widening,
     split_concatenations,
 )
 from tessera.lower.passes.collective_scheduling import schedule_collectives
 from tessera.lower.passes.fusion_groups import fuse_horizontally, separate_groups
-from tessera.lower.passes.gather_sinking import sink_gathers, sink_widening
+from tessera.lower.passes.gather_sinking import sink_gathers
 from tessera.lower.passes.launch_fusion import fuse_launches
 from tessera.lower.passes.memory_planning import plan_memory
 from tessera.lower.passes.moment_merging import merge_moments
@@ -48,6 +48,7 @@ from tessera.lower.passes.multi_output_fusion import fuse_loop_steps, fuse_multi
 from tessera.lower.passes.product_rewrites import (
     form_vector_products,
     multiply_once,
+    narrow_dots,
     round_windows_early,
     turn_products,
 )

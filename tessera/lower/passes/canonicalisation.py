@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
 from tessera.core.symbolic_dim import Dim
 from tessera.core.types import TensorType
-from tessera.ir.core import Function, Node, Value
+from tessera.ir.core import Block, Function, Node, Value
 from tessera.ir.rewrite import RewritePatterns, Rewriter, eliminate_common_subexpressions, rewrite_function
 from tessera.ir.rules import REGISTRY, Op
 from tessera.lower.indexing_maps import get_shape, get_tensor_type
@@ -296,42 +296,26 @@ def _(rewriter, node, args):
     return make_splat(rewriter, node.out, 0) if args[0].type.shape[-1] == 0 else None
 
 
-narrow_products = RewritePatterns("narrow products", same_types=True)
-MOVEMENTS = (shape.permute, shape.reshape, shape.slice_, shape.pad, shape.concatenate, basic.broadcast_to)
+def sink_widening(function: Function) -> Function:
+    """Code sinking: each cast to a wider type is directly before its first use; registers then hold narrow values."""
+    waiting: dict[Value, Node] = {}
+    nodes: list[Node] = []
+    for node in function.body.nodes:
+        if node.op is basic.cast and is_narrow(_get_element_type(node.args[0])):
+            waiting[node.out] = node
+        else:
+            _place_after_casts(node, waiting, nodes)
+    while waiting:
+        _place_after_casts(waiting.pop(next(iter(waiting))), waiting, nodes)
+    return replace(function, body=Block(function.body.params, tuple(nodes), function.body.results))
 
 
-def narrow_dots(function: Function) -> Function:
-    """Multiply the operands of products as memory holds them, where the function widens them first."""
-    return rewrite_function(function, narrow_products, remove_dead=True)
-
-
-@canonicalisation(contractions.dot)
-@narrow_products(contractions.dot)
-def _(rewriter, node, args):
-    """A product of widened operands is the product of the narrow ones, accumulated in the wide type."""
-    if node.attrs["dtype"] != args[0].type.accumulate:
-        return None
-    narrow = [_find_narrow_source(rewriter, a) for a in args]
-    if any(x is None for x in narrow) or narrow[0].type.dtype != narrow[1].type.dtype:
-        return None
-    return rewriter.add(contractions.dot, *narrow, dtype=node.attrs["dtype"])
-
-
-def _find_narrow_source(rewriter: Rewriter, value: Value) -> Value | None:
-    """The elements of a value before they were widened to the type in which products of them accumulate."""
-    cast = rewriter.find_producer(value, basic.cast)
-    if cast is not None:
-        source, wide = _get_element_type(cast.args[0]), _get_element_type(value)
-        exact = is_narrow(source) and source.compute == source.accumulate == wide.dtype
-        return cast.args[0] if exact and source.policy is None is wide.policy else None
-    node = rewriter.find_producer(value, *MOVEMENTS)
-    if node is None or node.attrs.get("value", 0) != 0:  # zero is a number of every type
-        return None
-    found = [_find_narrow_source(rewriter, a) for a in node.args]
-    parts = [x for x in found if x is not None]
-    if len(parts) < len(found) or len({_get_element_type(x).dtype for x in parts}) > 1:
-        return None
-    return rewriter.add(node.op, *parts, **node.attrs)
+def _place_after_casts(node: Node, waiting: dict[Value, Node], nodes: list[Node]) -> None:
+    """Append a node, and before it the waiting casts that it uses."""
+    for value in list(waiting) if node.regions else node.args:
+        if value in waiting:
+            _place_after_casts(waiting.pop(value), waiting, nodes)
+    nodes.append(node)
 
 
 @canonicalisation(reduce.argmax, reduce.argmin)

@@ -14,8 +14,9 @@ from tessera.ir.core import Function, Node, Value
 from tessera.ir.rewrite import RewritePatterns, Rewriter, UseDef, rewrite_function
 from tessera.ir.rules import REGISTRY
 from tessera.lower.indexing_maps import get_shape, get_tensor_type
-from tessera.lower.passes.canonicalisation import MOVEMENTS
+from tessera.lower.passes.canonicalisation import canonicalisation
 from tessera.ops.tensor import basic, contractions, elementwise, reduce, shape
+from tessera.ops.tensor.coercion import is_narrow
 
 turned_products = RewritePatterns("turned products", same_types=True)
 
@@ -266,3 +267,45 @@ def _reduce_products(rewriter: Rewriter, node: Node, args: list[Value]) -> Value
 
 def _widen(rewriter: Rewriter, value: Value, wide: object) -> Value:
     return value if get_tensor_type(value).dtype == wide else rewriter.add(basic.cast, value, dtype=wide)
+
+
+narrow_products = RewritePatterns("narrow products", same_types=True)
+MOVEMENTS = (shape.permute, shape.reshape, shape.slice_, shape.pad, shape.concatenate, basic.broadcast_to)
+
+
+def narrow_dots(function: Function) -> Function:
+    """Multiply the operands of products as memory holds them, where the function widens them first."""
+    return rewrite_function(function, narrow_products, remove_dead=True)
+
+
+@canonicalisation(contractions.dot)
+@narrow_products(contractions.dot)
+def _(rewriter, node, args):
+    """A product of widened operands is the product of the narrow ones, accumulated in the wide type."""
+    if node.attrs["dtype"] != args[0].type.accumulate:
+        return None
+    narrow = [_find_narrow_source(rewriter, a) for a in args]
+    if any(x is None for x in narrow) or narrow[0].type.dtype != narrow[1].type.dtype:
+        return None
+    return rewriter.add(contractions.dot, *narrow, dtype=node.attrs["dtype"])
+
+
+def _find_narrow_source(rewriter: Rewriter, value: Value) -> Value | None:
+    """The elements of a value before they were widened to the type in which products of them accumulate."""
+    cast = rewriter.find_producer(value, basic.cast)
+    if cast is not None:
+        source, wide = _find_element_type(cast.args[0]), _find_element_type(value)
+        exact = is_narrow(source) and source.compute == source.accumulate == wide.dtype
+        return cast.args[0] if exact and source.policy is None is wide.policy else None
+    node = rewriter.find_producer(value, *MOVEMENTS)
+    if node is None or node.attrs.get("value", 0) != 0:  # zero is a number of every type
+        return None
+    found = [_find_narrow_source(rewriter, a) for a in node.args]
+    parts = [x for x in found if x is not None]
+    if len(parts) < len(found) or len({_find_element_type(x).dtype for x in parts}) > 1:
+        return None
+    return rewriter.add(node.op, *parts, **node.attrs)
+
+
+def _find_element_type(value: Value) -> TensorType:
+    return get_tensor_type(value).with_shape(())
