@@ -225,7 +225,7 @@ class RouterChannel:
             free = room.limit - room.count
             if free < count:
                 if free > 0:
-                    return not self._burst(buffer, now)
+                    return self._fill(buffer, now, free)
                 room.feeder = self
                 blocked = True
             if links[direction] > after:
@@ -242,6 +242,26 @@ class RouterChannel:
         if buffer.feeder is not None:
             buffer.wake_feeder(start)
         return not runs or (len(runs) == 1 and self._relay_command(buffer, now))
+
+    def _fill(self, buffer: WordBuffer, now: int, free: int) -> bool:
+        """Forward as many words of a run as some way takes; whether nothing is left to do.
+
+        Equal to `_burst`. If the only way is a queue of the PE at which no operation awaits them, the others wait here.
+        """
+        direction, target, room = self._ways[0]
+        ramp = direction == RAMP and len(self._ways) == 1
+        if not ramp or room.limit > target.depth or free > self.depth or self.granted >= buffer.count:
+            return not self._burst(buffer, now)
+        (start, words), first = buffer.runs[0], max(now, self._last + 1, self._links[RAMP])
+        buffer.runs[0] = start + free, words[free:]
+        buffer.count -= free
+        if start > first:
+            first = start
+        self.granted, self._last, room.feeder = 0, first + free - 1, self
+        self._deliver_run((first + 1, words[:free]), free)
+        if buffer.feeder is not None:
+            buffer.wake_feeder(first)
+        return True
 
     def _relay_command(self, buffer: WordBuffer, now: int) -> bool:
         """Forward the control wavelet at the head if it ends in the routers, or wait; equal to `_step`."""

@@ -156,7 +156,7 @@ class CollectiveRole:
             done += len(words)
             while not output.offer(words):
                 yield room
-            while not output.is_settled():
+            while output.words and not output.is_settled():
                 yield room
 
     def rest(self) -> CollectiveThread:

@@ -1,7 +1,7 @@
 """Loops of products: all iterations of a loop that accumulates products of vectors and numbers, at once.
 
 `sema/product_loops.py` finds the loops. The elements are computed in the order of the iterations, with the roundings of
-each `@fmacs`.
+each `@fmacs`. The calls of `@map` that accumulate a product of registers are such a loop.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import numpy as np
 from tessera.interp.target.csl.cost_model import COSTS
 from tessera.interp.target.csl.pe.dsd_operations import count_conflicts
 from tessera.interp.target.csl.pe.dsd_table import DsdOp
-from tessera.interp.target.csl.sema.values import Mem1d
+from tessera.interp.target.csl.sema.values import DsrContents, Mem1d, increment_dsd_offset
 
 if TYPE_CHECKING:
     from tessera.interp.target.csl.pe.pe_state import PeState
@@ -83,6 +83,44 @@ def accumulate_products(
         return False
     pe.clock += loop.cycles
     return True
+
+
+def map_products(pe: PeState, function: Any, numbers: Any, count: int) -> bool:
+    """Execute `@map` of a function that only accumulates the product of registers and one of `count` numbers.
+
+    The numbers are in bounds. Returns False, and does nothing, where `accumulate_products` does not compute the loop.
+    """
+    names = pe.program.register_products.get(getattr(function, "__name__", ""))
+    if names is None or type(numbers) is not Mem1d or pe.threads or pe.front is None:
+        return False
+    op, *registers = [pe.space[name] for name in names]
+    dest, same, vector = [pe.dsrs.get(register) for register in registers]
+    if dest is None or same is None or vector is None or not _are_alike(dest, same, vector):
+        return False
+    array, byte, stride, _, _ = numbers
+    first = byte // array.itemsize
+    indices = [first + i * stride for i in range(count)]
+    steps = [_find_step(one) for one in (dest, vector)]
+    at_once = pe.space[accumulate_products.__name__]
+    if not at_once(pe, op, dest.dsd, steps[0], vector.dsd, steps[1], array, indices, COSTS.map_call):
+        return False
+    for register, step in ((dest, steps[0]), (same, steps[0]), (vector, steps[1])):
+        register.dsd = increment_dsd_offset(register.dsd, step * count)
+    return True
+
+
+def _are_alike(dest: DsrContents, same: DsrContents, vector: DsrContents) -> bool:
+    """Whether two registers hold vectors, the other one that of the destination, and no load was asynchronous."""
+    contents = (dest, same, vector)
+    if any([type(one.dsd) is not Mem1d or one.options.get("async") for one in contents]):
+        return False
+    return dest.save == same.save and dest.dsd[0] is same.dsd[0] and dest.dsd[1:] == same.dsd[1:]
+
+
+def _find_step(register: DsrContents) -> int:
+    """The bytes by which a product moves the vector of a register."""
+    array, _, stride, extent, _ = register.dsd
+    return extent * stride * array.itemsize if register.save else 0
 
 
 def refuse_products(space: dict[str, Any]) -> None:
