@@ -402,11 +402,16 @@ class RouterChannel:
 
     def _find_origin(self) -> WordBuffer | None:
         """The buffer of the only direction that words come from, empty or with known ways; None: `_step` finds it."""
-        rx = self.route.here[0]
+        route = self.route
+        rx, tx = route.here
         if len(rx) != 1:
             return None
         buffer = self.inputs[rx[0]]
-        return buffer if not buffer.count or self._find_plain_ways() else None
+        if buffer.count:
+            if not self.steady or route.filter is not None or HOST in tx:
+                return None
+            self._find_ways()
+        return buffer
 
     def _find_ways(self) -> None:
         """Find the buffer that words come from, and the queues and buffers that they enter."""

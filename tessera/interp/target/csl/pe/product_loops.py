@@ -40,20 +40,21 @@ class VectorRows(NamedTuple):
 
 
 class ProductLoop(NamedTuple):
-    """A loop whose iterations may be computed at once, and its cycles; one row of `dest` means that all add to it."""
+    """A loop whose iterations may be computed at once, and its cycles; one row of `dest` means that all add to it.
+
+    `step` is the distance of the indices, all of which are in bounds; 0 if it differs.
+    """
 
     dest: VectorRows
     vector: VectorRows
     indices: tuple[int, ...]
+    step: int
     cycles: int
 
     def run(self, dest: Any, vector: Any, cells: Any) -> None:
-        """Execute the iterations on the memory of the destination, the vectors and the numbers.
-
-        Raises:
-            IndexError: an index is out of bounds; nothing is changed.
-        """
-        numbers = cells[list(self.indices)]
+        """Execute the iterations on the memory of the destination, the vectors and the numbers."""
+        indices, step = self.indices, self.step
+        numbers = cells[indices[0] : indices[-1] + 1 : step] if step > 0 else cells[list(indices)]
         where, products = self.dest.view(dest), np.multiply(self.vector.view(vector), numbers[:, None])
         if len(where) == len(products):
             np.add(where, products, where)
@@ -77,10 +78,7 @@ def accumulate_products(
     loop = plan_products(op, dest, dest_offsets, vector, vector_offsets, cells, indices, cycles, pe.wide)
     if loop is None:
         return False
-    try:
-        loop.run(dest.array, vector.array, cells)
-    except IndexError:
-        return False
+    loop.run(dest.array, vector.array, cells)
     pe.clock += loop.cycles
     return True
 
@@ -150,7 +148,7 @@ def plan_products(
     if not op.accumulates or kinds[0] is not dtype or kinds[1] is not dtype or kinds[2] is not dtype:
         return None
     rows, factors = _describe_rows(dest, dest_offsets), _describe_rows(vector, vector_offsets)
-    return _plan_rows(op, rows, factors, tuple(indices), cycles, wide)
+    return _plan_rows(op, rows, factors, len(cells), tuple(indices), cycles, wide)
 
 
 # The byte, the stride and the extent of a vector, the cells of its variable, and its offsets.
@@ -164,10 +162,12 @@ def _describe_rows(d: Mem1d, offsets: Offsets) -> RowsKey:
 
 @lru_cache(maxsize=4096)
 def _plan_rows(
-    op: DsdOp, dest: RowsKey, vector: RowsKey, indices: tuple[int, ...], cycles: int, wide: int
+    op: DsdOp, dest: RowsKey, vector: RowsKey, count: int, indices: tuple[int, ...], cycles: int, wide: int
 ) -> ProductLoop | None:
-    """The loop, which all PEs of a program have in common."""
+    """The loop, which all PEs of a program have in common; `count` is that of the cells with the numbers."""
     extent = dest[2]
+    if min(indices) < 0 or max(indices) >= count:
+        return None
     rows, factors = (_find_rows(*one, op.dtype.itemsize, len(indices)) for one in (dest, vector))
     if rows is None or factors is None or not rows.stride or not extent or factors.extent != extent:
         return None
@@ -177,7 +177,13 @@ def _plan_rows(
     cycles += COSTS.dsd_start[wide] - (-extent // op.width[wide])
     conflicts = _count_conflicts(rows, factors) if op.width[wide] == 1 else 0
     once = rows if step else rows._replace(iterations=1)
-    return ProductLoop(once, factors, indices, len(indices) * cycles + conflicts)
+    return ProductLoop(once, factors, indices, _find_distance(indices), len(indices) * cycles + conflicts)
+
+
+def _find_distance(indices: tuple[int, ...]) -> int:
+    """The distance of rising indices; 0 if it is not always the same."""
+    distances = {later - index for index, later in zip(indices, indices[1:], strict=False)}
+    return max(distances.pop(), 0) if len(distances) == 1 else 0
 
 
 def _find_rows(
