@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from csl_harness import build, make_pe
+from csl_harness import HEAD, LOOP, build, make_pe
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -122,7 +122,9 @@ def maps(draw) -> str:
     chosen |= {name: draw(st.integers(*BOUNDS[name])) for name in ("extent", "stride", "start", "count")}
     saves = draw(st.tuples(*[st.sampled_from(["true", "false"])] * 3))
     scale, same = draw(st.integers(-1, 3)), draw(st.sampled_from("dddv"))
-    return MAP.format(**chosen, saves=saves, scale=scale, same=same, function=draw(st.sampled_from(["add", "add_half"])))
+    return MAP.format(
+        **chosen, saves=saves, scale=scale, same=same, function=draw(st.sampled_from(["add", "add_half"]))
+    )
 
 
 def observe(folder, text, arch):
@@ -225,6 +227,32 @@ def test_without_lockstep_a_map_calls_its_function(tmp_path, monkeypatch):
     found = run_all(layout, True)
     assert len(together) == 1
     assert run_all(layout, False) == found and len(together) == 1
+
+
+BESIDE = """
+const to = @get_dsr(dsr_dest, 1); const from = @get_dsr(dsr_src0, 1); const by = @get_dsr(dsr_src1, 2);
+export var sums = @zeros([4]f32);
+const vs = @get_dsd(mem1d_dsd, .{ .tensor_access = |i|{4} -> sums[i] });
+fn add(n: f32) void { @fmacs(to, from, by, n); }
+export fn main() void {
+  @load_to_dsr(to, vs, .{ .save_address = false }); @load_to_dsr(from, vs, .{ .save_address = false });
+  @load_to_dsr(by, vo, .{ .save_address = false });
+  @fmovs(tx, va, .{ .async = true }); @fmovs(vo, rx, .{ .async = true }); @map(add, va);
+}
+"""
+
+
+@pytest.mark.parametrize("arch", ["wse2", "wse3"])
+def test_a_map_beside_a_microthread_sees_the_words_that_arrive_meanwhile(arch, tmp_path):
+    layout, found = build(tmp_path, HEAD + BESIDE, LOOP, arch=arch), []
+    for lockstep in (True, False):
+        simulation = Simulation(layout, lockstep=lockstep)
+        simulation.boot()
+        pe = simulation.pes[0, 0]
+        pe.start(pe.get_export("main"))
+        simulation.settle()
+        found.append((pe.get_variable("sums").tolist(), pe.clock))
+    assert found[0] == found[1] and 0 < found[0][0][0] < 10  # not all of the four numbers, and not none
 
 
 def test_other_loops_have_no_call(tmp_path):

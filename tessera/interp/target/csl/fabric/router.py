@@ -246,11 +246,11 @@ class RouterChannel:
     def _fill(self, buffer: WordBuffer, now: int, free: int) -> bool:
         """Forward as many words of a run as some way takes; whether nothing is left to do.
 
-        Equal to `_burst`. If the only way is a queue of the PE at which no operation awaits them, the others wait here.
+        Equal to `_burst`. If the PE's queue is the only way, and no router asked for all of them, the others wait here.
         """
-        direction, target, room = self._ways[0]
+        direction, _, room = self._ways[0]
         ramp = direction == RAMP and len(self._ways) == 1
-        if not ramp or room.limit > target.depth or free > self.depth or self.granted >= buffer.count:
+        if not ramp or free > self.depth or self.granted >= buffer.count:
             return not self._burst(buffer, now)
         (start, words), first = buffer.runs[0], max(now, self._last + 1, self._links[RAMP])
         buffer.runs[0] = start + free, words[free:]

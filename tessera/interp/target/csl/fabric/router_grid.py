@@ -141,10 +141,6 @@ class FabricView:
         route.rx, route.tx = direction_numbers(rx), direction_numbers(tx)
         route.refresh()
 
-    def open_color(self, color: int, rx: tuple[str, ...], tx: tuple[str, ...]) -> None:
-        """Replace switch position 0, and end the teardown of the color."""
-        self._find_channel(color).open(direction_numbers(rx), direction_numbers(tx))
-
     def set_side(self, color: int, way: str, side: str, wanted: bool | None) -> None:
         """Add a direction to position 0 ("rx" or "tx"), or remove it; None toggles it."""
         route, (direction,) = self.change_route(color), direction_numbers(side)
@@ -189,18 +185,9 @@ class FabricView:
         wavelet_filter.limit = wavelet_filter.limit if limit is None else limit
         wavelet_filter.top = wavelet_filter.top if max_counter is None else max_counter
 
-    def is_torn_down(self, color: int) -> bool:
-        """Whether a color is in teardown."""
-        channel = self.node.channels.get(color)
-        return channel is not None and channel.route.in_teardown
-
     def teardown_pending(self) -> set[int]:
         """The colors in teardown."""
         return {color for color, channel in self.node.channels.items() if channel.route.in_teardown}
-
-    def on_teardown(self, color: int, call: Callable[[], None]) -> None:
-        """Call `call` instead of the program's handler when the color is torn down."""
-        self.node.handlers[color] = call
 
     def teardown_exit(self, color: int) -> None:
         """End the teardown of a color: its wavelets flow again."""

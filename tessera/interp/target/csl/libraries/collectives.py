@@ -354,12 +354,12 @@ def view_words(name: str, pointer: Pointer, count: int) -> np.ndarray:
     """
     array, index = pointer
     flat = array if array.ndim == 1 else array.reshape(-1)
-    words = flat[index : index + count] if array.itemsize == 4 else ()
+    words: Any = flat[index : index + count] if array.itemsize == 4 else ()
     if len(words) < count:
         raise CslFault(
             f"{name} of {count} words passes the end of its buffer", received=f"{array.size - index} elements"
         )
-    return words.view(WORD)
+    return words.view(WORD)  # type: ignore[no-any-return]
 
 
 # The libraries `<kernels/tally/layout>` and `<kernels/tally/pe>`: termination detection.

@@ -156,7 +156,8 @@ def find_register_products(functions: Iterable[tuple[str, str, list[str]]]) -> d
 
     Functions are given as their names, arguments and lines.
 
-    >>> find_register_products([("f", "x", ["(yield from pe.perform(k0, (k1, k2, k3, x,), {}, k4))", "if False: yield"])])
+    >>> lines = ["(yield from pe.perform(k0, (k1, k2, k3, x,), {}, k4))", "if False: yield"]
+    >>> find_register_products([("f", "x", lines), ("g", "y", lines)])
     {'f': ('k0', 'k1', 'k2', 'k3')}
     """
     found: dict[str, tuple[str, ...]] = {}
