@@ -13,6 +13,7 @@ from tessera.interp.target.csl.fabric.queues import InputQueue
 from tessera.interp.target.csl.fabric.router import RouterChannel, RouterNode
 from tessera.interp.target.csl.fabric.routing import (
     CONTROL_FLAG,
+    DIRECTION_NAMES,
     DIRECTION_STEPS,
     WORD_MASK,
     ColorRoute,
@@ -309,7 +310,7 @@ class Fabric:
         for node in self.nodes.values():
             if node.ahead is not None:
                 node.ahead.retract()
-            texts = [text for channel in node.channels.values() for text in channel.describe_stuck()]
+            texts = [text for channel in node.channels.values() for text in describe_waiting_words(channel)]
             texts += [
                 f"{len(q.words)} wavelet(s) of color {q.color} wait in the input queue, which nothing reads"
                 for q in node.inputs.values()
@@ -358,3 +359,22 @@ def make_filter(config: values.FilterConfig) -> WaveletFilter:
         control_at_top=bool(limits.get("filter_control")),
         later=tuple(limits[name] for name in ("limit2", "limit3") if name in limits),
     )
+
+
+def describe_waiting_words(channel: RouterChannel) -> list[str]:
+    """Descriptions of the words that wait in a router, and why."""
+    return [
+        f"{buffer.count} wavelet(s) of color {channel.color} from {DIRECTION_NAMES[direction]}: "
+        f"{_describe_reason(channel.route, direction)}"
+        for direction, buffer in enumerate(channel.inputs)
+        if buffer.count
+    ]
+
+
+def _describe_reason(route: ColorRoute, direction: int) -> str:
+    rx, tx = route.here
+    if route.in_teardown:
+        return "the color is in teardown"
+    if direction not in rx:
+        return f"switch position {route.current} takes from {', '.join(DIRECTION_NAMES[d] for d in rx)} only"
+    return f"no room {' or '.join(DIRECTION_NAMES[d] for d in tx)}"
