@@ -55,13 +55,18 @@ class ProductLoop(NamedTuple):
         """Execute the iterations on the memory of the destination, the vectors and the numbers."""
         indices, step = self.indices, self.step
         numbers = cells[indices[0] : indices[-1] + 1 : step] if step > 0 else cells[list(indices)]
-        where, products = self.dest.view(dest), np.multiply(self.vector.view(vector), numbers[:, None])
-        if len(where) == len(products):
-            np.add(where, products, where)
-            return
-        row = where[0]
-        for product in products:
-            np.add(row, product, row)
+        where, vectors, factors = self.dest.view(dest), self.vector.view(vector), numbers[:, None]
+        if len(where) == len(vectors):
+            np.add(where, np.multiply(vectors, factors), where)
+        elif vectors.ndim == 2:
+            sums = np.empty((len(vectors) + 1, self.dest.extent), dest.dtype)
+            sums[0] = where[0]
+            np.multiply(vectors, factors, sums[1:])
+            where[0] = np.add.accumulate(sums, 0)[-1]  # one after another, unlike `np.sum`
+        else:
+            row = where[0]
+            for product in np.multiply(vectors, factors):
+                np.add(row, product, row)
 
 
 def accumulate_products(
