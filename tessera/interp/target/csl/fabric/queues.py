@@ -118,7 +118,7 @@ class InputQueue:
         self.granted = 0  # not used: an operation awaits the words of a clear way
         self.emptied: Callable[[], None] | None = None  # to call when no word is left
         self._due: int | None = None
-        self._last = 0
+        self._last = 0  # the time of the last word that was inserted
         self._tell, self._slots = self._call, self.events.slots
 
     def add(self, time: int, word: int) -> None:
@@ -179,7 +179,7 @@ class InputQueue:
         words = self.words
         if not words.count:
             return 0
-        return words.count if not self.controls and words.last <= now else words.count_until(now, True)
+        return words.count if not self.controls and self._last <= now else words.count_until(now, True)
 
     def take(self, now: int, limit: int) -> list[int]:
         """Remove and return up to `limit` arrived data words."""
@@ -187,7 +187,7 @@ class InputQueue:
         if not words.count or limit <= 0:
             return []
         if self.controls or len(words.runs) > 1:
-            count = words.count if not self.controls and words.last <= now else words.count_until(now, True)
+            count = words.count if not self.controls and self._last <= now else words.count_until(now, True)
         else:
             time, found = words.runs[0]
             count = now - time + 1 if now - time < len(found) else len(found)
@@ -300,7 +300,7 @@ class InputQueue:
                 return None
             if needed == 1:
                 return words.runs[0][0]
-            return words.last if count == needed else words.find_time(needed)
+            return self._last if count == needed else words.find_time(needed)
         for index, (time, word) in enumerate(words, 1):
             if index == needed or word & CONTROL_FLAG:
                 return time

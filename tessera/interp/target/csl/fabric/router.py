@@ -289,7 +289,7 @@ class RouterChannel:
         onward = self._execute_command(word, time)
         for direction, target, _ in ways:
             self._count_wavelet(direction, time)
-            target.receive(OPPOSITE[direction], time + 1 + self._later, onward)
+            target.extend(OPPOSITE[direction], [(time + 1 + self._later, [onward])], 1, 1)
         buffer.wake_feeder(time)
         if self.route.current == position:
             return True
