@@ -65,11 +65,15 @@ def _(rewriter, node, args):
 def _(rewriter, node, args):
     if args[0].type == node.out.type:
         return args[0]
-    below = rewriter.find_producer(args[0], shape.reshape)
-    if below and _get_element_type(args[0]).dtype.bits > _get_element_type(node.out).dtype.bits:
-        # A product keeps its own shape up to its result, where a reshape costs nothing.
-        narrow = rewriter.add(basic.cast, below.args[0], dtype=node.attrs["dtype"])
-        return rewriter.add(shape.reshape, narrow, shape=node.out.type.shape)
+    out = _get_element_type(node.out)
+    wide = _find_widening(rewriter, args[0], 0)
+    if wide and out.dtype.is_float and out.policy is None:  # what was widened is rounded as it was before
+        same = out == _get_element_type(wide.args[0])
+        return wide.args[0] if same else rewriter.add(basic.cast, wide.args[0], dtype=node.attrs["dtype"])
+    if _get_element_type(args[0]).dtype.bits > out.dtype.bits:
+        narrow = _narrow_moved(rewriter, args[0], node.attrs)
+        if narrow is not None:
+            return narrow
     inner = rewriter.find_producer(args[0], elementwise.neg)
     if inner and _rounds_symmetrically(_get_element_type(args[0]), _get_element_type(node.out)):
         return rewriter.add(elementwise.neg, rewriter.add(basic.cast, inner.args[0], dtype=node.attrs["dtype"]))
@@ -77,6 +81,18 @@ def _(rewriter, node, args):
     if value is None:
         return None
     return make_splat(rewriter, node.out, _fold_constants(node, [_get_splat_array(rewriter, args[0])]))
+
+
+def _narrow_moved(rewriter: Rewriter, value: Value, attrs: Mapping[str, Any]) -> Value | None:
+    """The cast of what is moved to a narrower type, moved as it was; None where nothing is.
+
+    A product keeps its own shape up to its result, where a reshape costs nothing; fewer bytes are moved.
+    """
+    moved = rewriter.find_producer(value, shape.reshape, shape.permute, basic.fusion_barrier)
+    if moved is None:
+        return None
+    inner = _narrow_moved(rewriter, moved.args[0], attrs)
+    return rewriter.add(moved.op, inner or rewriter.add(basic.cast, moved.args[0], **attrs), **moved.attrs)
 
 
 def _rounds_symmetrically(source: TensorType, out: TensorType) -> bool:

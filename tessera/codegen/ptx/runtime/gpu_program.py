@@ -62,7 +62,7 @@ from tessera.codegen.ptx.runtime.queued_plan import QueuedPlan, open_plan_channe
 from tessera.codegen.ptx.runtime.resident_program import BIT_FORMATS, ResidentProgram, pack_scalar
 from tessera.core.device import count_gpus
 from tessera.core.device_array import COMMUNICATION_BLOCKS, LEGACY_STREAM
-from tessera.core.errors import ArgumentError, ResourceError
+from tessera.core.errors import ArgumentError, ResourceError, TesseraError
 from tessera.core.hooks import prepare_recorded
 from tessera.core.types import as_dtype
 from tessera.ir.builder import CURRENT_RANK_NUMBER
@@ -438,8 +438,7 @@ class GpuProgram:
                 each.reset_buffers(drv)
             self._queue(given, stream)
             synchronize_stream(stream)
-            for each in reporting:
-                each.check_buffers(drv)
+            self._examine(reporting)
 
     def find_resident(self, arrays: Sequence[Any]) -> ResidentProgram:
         """The program for arrays of the GPU."""
@@ -465,17 +464,30 @@ class GpuProgram:
         with self.device.active():
             given = [self._send(i, a) for i, a in enumerate(bound)]
             reporting = self._find_reporting()
+            self._watch.wait()
             self._watch.raise_seen()
             for each in reporting:
                 each.reset_buffers(drv)
             self.launch([x if isinstance(x, (int, float)) else int(x) for x in given])
-            for each in reporting:
-                each.check_buffers(drv)
+            if reporting:
+                drv.Context.synchronize()  # the host sees mapped buffers at any time
+            self._examine(reporting)
             for i, (array, sent) in enumerate(zip(bound, given, strict=True)):
                 if array.nbytes and (i in self._written or self.params[i]["role"] == "output"):
                     drv.memcpy_dtoh(array, int(sent))
             drv.Context.synchronize()
         return self.arguments.finish(users, bound)
+
+    def _examine(self, reporting: Sequence[EntryLaunch]) -> None:
+        """Raise the first failure of launches that have ended; a later run does not raise it again."""
+        drv = self.device.driver
+        try:
+            for each in reporting:
+                each.check_buffers(drv)
+        except TesseraError:
+            for each in reporting:
+                each.reset_buffers(drv)
+            raise
 
     def measure(self, arrays: Sequence[Any], clock: DeviceClock | None = None) -> float:
         """The seconds of one run on the GPU, by events: without copies, and without the call where a graph holds it.
