@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from csl_harness import build, make_pe
+from csl_harness import HEAD, LOOP, build, make_pe
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -77,6 +77,56 @@ def loops(draw) -> str:
                  advance=draw(st.sampled_from(ADVANCES)), **chosen)  # fmt: skip
 
 
+MAP = """
+var x = @zeros([40]f32); var y = @zeros([40]f32); var z = @zeros([40]f32);
+const to = @get_dsr(dsr_dest, 1); const from = @get_dsr(dsr_src0, 1); const by = @get_dsr(dsr_src1, 2);
+fn add(n: f32) void {{ @fmacs(to, from, by, n); }}
+fn add_half(n: f32) void {{ @fmacs(to, from, by, 0.5 * n); }}
+export fn main(start: f32) void {{
+  for (@range(i16, 40)) |i| {{ x[i] = 0.37 * @as(f32, i) - start; y[i] = 1.0 / (@as(f32, i) + 0.7); z[i] = 3.3; }}
+  const d = @get_dsd(mem1d_dsd, .{{ .tensor_access = |i|{{{extent}}} -> {dest}[{stride} * i + {start}] }});
+  const v = @get_dsd(mem1d_dsd, .{{ .tensor_access = |i|{{{extent}}} -> {vector}[i + 3] }});
+  const n = @get_dsd(mem1d_dsd, .{{ .tensor_access = |i|{{{count}}} -> {numbers}[{scale} * i + 1] }});
+  @load_to_dsr(to, d, .{{ .save_address = {saves[0]} }});
+  @load_to_dsr(from, {same}, .{{ .save_address = {saves[1]} }});
+  @load_to_dsr(by, v, .{{ .save_address = {saves[2]} }});
+  @map({function}, n);
+  @fmacs(to, from, by, 0.25);
+}}
+"""
+PLAIN_MAP = {
+    "dest": "x", "vector": "y", "numbers": "z", "extent": 4, "stride": 1, "start": 2, "count": 5, "scale": 2,
+    "same": "d", "saves": ("false", "false", "true"), "function": "add",
+}  # fmt: skip
+# Calls of `@map` by whether their products are computed at once; None: the function is no such product.
+MAPS = {
+    "one row": ({}, True),
+    "rows": ({"saves": ("true", "true", "true")}, True),
+    "one vector": ({"saves": ("true", "true", "false")}, True),
+    "one number": ({"scale": 0}, True),
+    "numbers from the end": ({"scale": -1, "count": 2}, True),
+    "a destination that stays": ({"saves": ("false", "true", "true")}, None),
+    "another source": ({"same": "v"}, None),
+    "the destination is a source": ({"vector": "x"}, False),
+    "no number": ({"count": 0}, False),
+    "another function": ({"function": "add_half"}, None),
+    "a vector out of bounds": ({"count": 10, "scale": 1}, False),
+    "a number out of bounds": ({"count": 30}, None),
+}
+
+
+@st.composite
+def maps(draw) -> str:
+    """A call of `@map`: often computed at once."""
+    chosen = {name: draw(st.sampled_from("xyz")) for name in ("dest", "vector", "numbers")}
+    chosen |= {name: draw(st.integers(*BOUNDS[name])) for name in ("extent", "stride", "start", "count")}
+    saves = draw(st.tuples(*[st.sampled_from(["true", "false"])] * 3))
+    scale, same = draw(st.integers(-1, 3)), draw(st.sampled_from("dddv"))
+    return MAP.format(
+        **chosen, saves=saves, scale=scale, same=same, function=draw(st.sampled_from(["add", "add_half"]))
+    )
+
+
 def observe(folder, text, arch):
     """The variables and the clock, or the fault, of a run."""
     pe = make_pe(build(folder, text, arch=arch))
@@ -103,6 +153,7 @@ def compare(folder, text, arch) -> list[bool]:
         found = observe(folder, text, arch)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(control_flow, "combine_products", lambda lines, make_name: lines)
+        patch.setattr(program, "find_register_products", lambda functions: {})
         assert observe(folder, text, arch) == found
     return called
 
@@ -151,6 +202,57 @@ def test_random_loops_equal_their_iterations(tmp_path):
         compare(tmp_path, text, arch)
 
     search()
+
+
+@pytest.mark.parametrize("arch", ["wse2", "wse3"])
+@pytest.mark.parametrize("case", MAPS)
+def test_a_map_of_products_is_computed_at_once_unless_the_order_could_be_seen(case, arch, tmp_path):
+    changes, at_once = MAPS[case]
+    assert compare(tmp_path, MAP.format(**{**PLAIN_MAP, **changes}), arch) == ([] if at_once is None else [at_once])
+
+
+def test_random_maps_equal_their_calls(tmp_path):
+    @SEARCH
+    @given(text=maps(), arch=st.sampled_from(["wse2", "wse3"]))
+    def search(text, arch):
+        compare(tmp_path, text, arch)
+
+    search()
+
+
+def test_without_lockstep_a_map_calls_its_function(tmp_path, monkeypatch):
+    run, together = ProductLoop.run, []
+    monkeypatch.setattr(ProductLoop, "run", lambda loop, *memory: (together.append(loop), run(loop, *memory)))
+    layout = build(tmp_path, MAP.format(**PLAIN_MAP))
+    found = run_all(layout, True)
+    assert len(together) == 1
+    assert run_all(layout, False) == found and len(together) == 1
+
+
+BESIDE = """
+const to = @get_dsr(dsr_dest, 1); const from = @get_dsr(dsr_src0, 1); const by = @get_dsr(dsr_src1, 2);
+export var sums = @zeros([4]f32);
+const vs = @get_dsd(mem1d_dsd, .{ .tensor_access = |i|{4} -> sums[i] });
+fn add(n: f32) void { @fmacs(to, from, by, n); }
+export fn main() void {
+  @load_to_dsr(to, vs, .{ .save_address = false }); @load_to_dsr(from, vs, .{ .save_address = false });
+  @load_to_dsr(by, vo, .{ .save_address = false });
+  @fmovs(tx, va, .{ .async = true }); @fmovs(vo, rx, .{ .async = true }); @map(add, va);
+}
+"""
+
+
+@pytest.mark.parametrize("arch", ["wse2", "wse3"])
+def test_a_map_beside_a_microthread_sees_the_words_that_arrive_meanwhile(arch, tmp_path):
+    layout, found = build(tmp_path, HEAD + BESIDE, LOOP, arch=arch), []
+    for lockstep in (True, False):
+        simulation = Simulation(layout, lockstep=lockstep)
+        simulation.boot()
+        pe = simulation.pes[0, 0]
+        pe.start(pe.get_export("main"))
+        simulation.settle()
+        found.append((pe.get_variable("sums").tolist(), pe.clock))
+    assert found[0] == found[1] and 0 < found[0][0][0] < 10  # not all of the four numbers, and not none
 
 
 def test_other_loops_have_no_call(tmp_path):

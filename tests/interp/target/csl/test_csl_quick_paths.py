@@ -112,6 +112,25 @@ def test_a_run_that_comes_early_waits_for_the_words_before_it():
     assert [word for _, word in queue.words] == [1, 2, 3]
 
 
+@pytest.mark.parametrize(("needed", "runs", "told"), [
+    (3, [(5, [1, 2]), (9, [3, 4, 5])], [9]), (4, [(5, [1, 2]), (9, [3, 4, 5])], [10]), (2, [(5, [1, 2])], [6]),
+    (9, [(5, [1, 2, 3, 4, 5, 6]), (20, [7, 8, 9])], [21]), (1, [(5, [1]), (7, [2])], [5]),
+])  # fmt: skip
+@pytest.mark.parametrize("busy", [False, True])
+def test_a_queue_tells_of_the_last_word_that_its_reader_needs(needed, runs, told, busy):
+    """A reader that needs more words than the queue holds is told at the last one that fits: 8 of 9."""
+    fabric, seen = Fabric(EventQueue(), 1, 1, {(0, 0): {0: ColorConfig(("WEST",), ("RAMP",))}}), []
+    fabric.nodes[0, 0].pe = SimpleNamespace(receive_wavelet=lambda color: seen.append(fabric.events.now))
+    queue = fabric.nodes[0, 0].get_input(0)
+    for time in range(30 * busy):  # cycles that have calls take a short path
+        fabric.events.at(time, lambda: None)
+    queue.want(needed)
+    for run in runs:
+        queue.append(queue.words, run, len(run[1]))
+    fabric.events.run()
+    assert seen == told
+
+
 def test_a_vector_accumulates_a_product_like_its_elements(monkeypatch):
     op, rng, found, step_at_once = DSD_OPS["fmacs"], np.random.default_rng(3), [], dsd_operations._accumulate_product
     monkeypatch.setattr(

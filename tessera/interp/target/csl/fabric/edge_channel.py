@@ -25,7 +25,7 @@ class EdgeChannel:
         """The number of words that may leave: all."""
         return wanted
 
-    def extend(self, direction: int, runs: list[Run], count: int) -> None:
+    def extend(self, direction: int, runs: list[Run], count: int, marked: int = 0) -> None:
         """Accept words in order."""
         self.channel.get_host_sink().take(word for _, words in runs for word in words if not word & CONTROL_FLAG)
 

@@ -105,20 +105,20 @@ class InputQueue:
     """The words of one color that reached a PE and that its code has not read yet."""
 
     __slots__ = (
-        "_due", "_last", "_slots", "_tell", "color", "controls", "depth", "emptied", "events", "granted", "node",
-        "wanted", "whole", "words",
+        "_due", "_last", "_needed", "_slots", "_tell", "color", "controls", "depth", "emptied", "events", "granted",
+        "node", "whole", "words",
     )  # fmt: skip
 
     def __init__(self, node: RouterNode, color: int) -> None:
         self.node, self.color = node, color
         self.depth, self.events = node.fabric.queue_depth(node, "in", color), node.fabric.events
         self.words = WordBuffer(self.depth)  # a reader that keeps up with the words extends its limit
-        self.wanted, self.whole = 1, False
+        self._needed, self.whole = 1, False  # the words to wait for, and whether they are the whole of a stream
         self.controls = 0  # the number of control words
         self.granted = 0  # not used: an operation awaits the words of a clear way
         self.emptied: Callable[[], None] | None = None  # to call when no word is left
         self._due: int | None = None
-        self._last = 0
+        self._last = 0  # the time of the last word that was inserted
         self._tell, self._slots = self._call, self.events.slots
 
     def add(self, time: int, word: int) -> None:
@@ -144,7 +144,7 @@ class InputQueue:
         self._last = time + len(words) - 1
         self.words.runs += runs
         self.words.count += count
-        self._announce_more()
+        self._announce()
 
     def append(self, words: WordBuffer, run: Run, count: int) -> None:
         """Insert one run of `count` data words into the queue's buffer; equal to `extend`."""
@@ -155,41 +155,31 @@ class InputQueue:
         self._last = time + count - 1
         words.runs.append(run)
         words.count += count
-        if self.controls or self.wanted > 1:
-            self._announce_wanted()
-        elif self._due is None or words.runs[0][0] < self._due:
-            self._announce_first()
-
-    def _announce_more(self) -> None:
-        """Schedule the notification of words that were inserted, if they are enough; equal to `_announce`."""
-        if self.controls or self.wanted > 1:
-            self._announce_wanted()
-        else:
-            self._announce_first()
-
-    def _announce_wanted(self) -> None:
-        if self.controls or self.words.count >= self.wanted or not (self.whole or self.wanted <= self.depth):
+        needed = self._needed
+        if self.controls:
             self._announce()
-
-    def _announce_first(self) -> None:
-        time, due = self.words.runs[0][0], self._due
+            return
+        if words.count < needed:
+            return
+        if needed == 1:
+            time = words.runs[0][0]
+        else:
+            time = self._last if words.count == needed else words.find_time(needed)
+        due = self._due
         if due is None or time < due:
             calls = self._slots.get(time)
-            if calls is not None:  # of the present cycle or a later one
+            if calls is None:
+                self._announce()
+            else:  # of the present cycle or a later one
                 self._due = time
                 calls.append(self._tell)
-            elif time < self.events.now:
-                self._announce()
-            else:
-                self._due = time
-                self.events.at(time, self._tell)
 
     def count(self, now: int) -> int:
         """The number of arrived data words before the first control word."""
         words = self.words
         if not words.count:
             return 0
-        return words.count if not self.controls and words.last <= now else words.count_until(now, True)
+        return words.count if not self.controls and self._last <= now else words.count_until(now, True)
 
     def take(self, now: int, limit: int) -> list[int]:
         """Remove and return up to `limit` arrived data words."""
@@ -197,7 +187,7 @@ class InputQueue:
         if not words.count or limit <= 0:
             return []
         if self.controls or len(words.runs) > 1:
-            count = words.count if not self.controls and words.last <= now else words.count_until(now, True)
+            count = words.count if not self.controls and self._last <= now else words.count_until(now, True)
         else:
             time, found = words.runs[0]
             count = now - time + 1 if now - time < len(found) else len(found)
@@ -206,7 +196,11 @@ class InputQueue:
         found = words.take(count if count < limit else limit)
         if words.limit > self.depth:
             words.limit = max(self.depth, words.limit - len(found))
-        if words.feeder is not None or self.emptied is not None or words.count:
+        feeder = words.feeder
+        if feeder is not None:
+            words.feeder = None
+            feeder.wake(now)
+        if words.count or self.emptied is not None:
             self.wake_senders(now)
         return found
 
@@ -258,7 +252,7 @@ class InputQueue:
 
     def want(self, count: int) -> None:
         """Notify the PE only at that many words, at a full queue, or at a control word."""
-        self.wanted, self.whole = count, False
+        self._needed, self.whole = count if count < self.depth else self.depth, False
         if self.words.count:
             self._announce()
 
@@ -269,7 +263,7 @@ class InputQueue:
         """
         words = self.words
         before, words.limit = words.limit, count + self.depth
-        self.wanted, self.whole = count, whole
+        self._needed, self.whole = count if whole or count < self.depth else self.depth, whole
         if words.count:
             self._announce()
         if before < words.limit:
@@ -298,19 +292,15 @@ class InputQueue:
             events.at(time, self._tell)
 
     def _find_arrival(self) -> int | None:
-        """The time at which the wanted words have arrived; None if they are not in transit."""
-        needed, words = self.wanted, self.words
+        """The time at which the needed words have arrived; None if they are not in transit."""
+        needed, words = self._needed, self.words
         if not self.controls:
-            if needed == 1:
-                return words.runs[0][0] if words.count else None
-            if needed > self.depth and not self.whole:
-                needed = self.depth
             count = words.count
             if count < needed:
                 return None
-            return words.last if count == needed else words.find_time(needed)
-        if needed > self.depth and not self.whole:
-            needed = self.depth
+            if needed == 1:
+                return words.runs[0][0]
+            return self._last if count == needed else words.find_time(needed)
         for index, (time, word) in enumerate(words, 1):
             if index == needed or word & CONTROL_FLAG:
                 return time
@@ -323,7 +313,7 @@ class InputQueue:
         self._due = None
         time = self._find_arrival()
         if time is not None and time <= now:
-            self.wanted, self.whole = 1, False
+            self._needed, self.whole = 1, False
             self.node.pe.receive_wavelet(self.color)
         else:
             self._announce()  # the words were already taken

@@ -90,9 +90,9 @@ class RouterChannel:
     """One color at one PE's router: a finite buffer for each direction, and its route."""
 
     __slots__ = (
-        "_here", "_last", "_later", "_links", "_log", "_origin", "_serve", "_slots", "_traffic", "_ways", "ahead",
-        "color", "config", "depth", "due", "events", "granted", "inputs", "marked", "neighbours", "node", "ramp_color",
-        "route", "sink", "steady",
+        "_here", "_hop", "_last", "_later", "_links", "_log", "_origin", "_serve", "_slots", "_traffic", "_ways",
+        "ahead", "color", "config", "depth", "due", "events", "granted", "inputs", "marked", "neighbours", "node",
+        "ramp_color", "route", "sink", "steady",
     )  # fmt: skip
 
     def __init__(self, node: RouterNode, color: int, route: ColorRoute, config: ColorConfig) -> None:
@@ -114,6 +114,7 @@ class RouterChannel:
         self._here: SwitchPosition = ((), ())  # the directions from and to which `_origin` and `_ways` are
         self._origin: WordBuffer | None = None  # the buffer of the only direction
         self._ways: list[Way] = []
+        self._hop = 1  # the cycles of a word from here to the end of the first way
 
     def open_inputs(self) -> None:
         """Take words from the directions of the present switch position; from the others `CLOSED_DEPTH` words.
@@ -225,23 +226,48 @@ class RouterChannel:
             free = room.limit - room.count
             if free < count:
                 if free > 0:
-                    return not self._burst(buffer, now)
+                    return self._fill(buffer, now, free)
                 room.feeder = self
                 blocked = True
             if links[direction] > after:
                 after = links[direction]
         if blocked:
             return True
-        if start < after:
-            start = after
+        start = after if start < after else start
         del runs[0]
         self.granted = 0
         buffer.count -= count
         self._last = start + count - 1
-        self._deliver_run((start + 1, words), count)
+        if self._log is None and len(self._ways) == 1:  # as `_deliver_run`
+            direction, target, room = self._ways[0]
+            links[direction] = start + count
+            self._traffic[direction] += count
+            target.append(room, (start + self._hop, words), count)
+        else:
+            self._deliver_run((start + 1, words), count)
         if buffer.feeder is not None:
             buffer.wake_feeder(start)
         return not runs or (len(runs) == 1 and self._relay_command(buffer, now))
+
+    def _fill(self, buffer: WordBuffer, now: int, free: int) -> bool:
+        """Forward as many words of a run as some way takes; whether nothing is left to do.
+
+        Equal to `_burst`. If the PE's queue is the only way, and no router asked for all of them, the others wait here.
+        """
+        direction, _, room = self._ways[0]
+        ramp = direction == RAMP and len(self._ways) == 1
+        if not ramp or free > self.depth or self.granted >= buffer.count:
+            return not self._burst(buffer, now)
+        (start, words), first = buffer.runs[0], max(now, self._last + 1, self._links[RAMP])
+        buffer.runs[0] = start + free, words[free:]
+        buffer.count -= free
+        if start > first:
+            first = start
+        self.granted, self._last, room.feeder = 0, first + free - 1, self
+        self._deliver_run((first + 1, words[:free]), free)
+        if buffer.feeder is not None:
+            buffer.wake_feeder(first)
+        return True
 
     def _relay_command(self, buffer: WordBuffer, now: int) -> bool:
         """Forward the control wavelet at the head if it ends in the routers, or wait; equal to `_step`."""
@@ -263,7 +289,7 @@ class RouterChannel:
         onward = self._execute_command(word, time)
         for direction, target, _ in ways:
             self._count_wavelet(direction, time)
-            target.receive(OPPOSITE[direction], time + 1 + self._later, onward)
+            target.extend(OPPOSITE[direction], [(time + 1 + self._later, [onward])], 1, 1)
         buffer.wake_feeder(time)
         if self.route.current == position:
             return True
@@ -382,17 +408,23 @@ class RouterChannel:
 
     def _find_origin(self) -> WordBuffer | None:
         """The buffer of the only direction that words come from, empty or with known ways; None: `_step` finds it."""
-        rx = self.route.here[0]
+        route = self.route
+        rx, tx = route.here
         if len(rx) != 1:
             return None
         buffer = self.inputs[rx[0]]
-        return buffer if not buffer.count or self._find_plain_ways() else None
+        if buffer.count:
+            if not self.steady or route.filter is not None or HOST in tx:
+                return None
+            self._find_ways()
+        return buffer
 
     def _find_ways(self) -> None:
         """Find the buffer that words come from, and the queues and buffers that they enter."""
         rx, tx = here = self.route.here
         if tx is not self._here[1]:
             self._ways = [self._find_way(direction) for direction in tx]
+            self._hop = 1 if tx[:1] == _DOWN else 1 + self._later
         self._here, self._origin = here, self.inputs[rx[0]] if len(rx) == 1 else None
 
     def _find_way(self, direction: int) -> Way:
@@ -565,22 +597,3 @@ class RouterChannel:
             self.node.pe.handle_teardown(self.color)
         else:
             handler()
-
-    def describe_stuck(self) -> list[str]:
-        """Descriptions of the waiting words."""
-        lines = []
-        for direction, buffer in enumerate(self.inputs):
-            if buffer.count:
-                lines.append(
-                    f"{buffer.count} wavelet(s) of color {self.color} from {DIRECTION_NAMES[direction]}: "
-                    f"{self._describe_reason(direction)}"
-                )
-        return lines
-
-    def _describe_reason(self, direction: int) -> str:
-        rx, tx = self.route.here
-        if self.route.in_teardown:
-            return "the color is in teardown"
-        if direction not in rx:
-            return f"switch position {self.route.current} takes from {', '.join(DIRECTION_NAMES[d] for d in rx)} only"
-        return f"no room {' or '.join(DIRECTION_NAMES[d] for d in tx)}"

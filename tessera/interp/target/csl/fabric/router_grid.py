@@ -13,6 +13,7 @@ from tessera.interp.target.csl.fabric.queues import InputQueue
 from tessera.interp.target.csl.fabric.router import RouterChannel, RouterNode
 from tessera.interp.target.csl.fabric.routing import (
     CONTROL_FLAG,
+    DIRECTION_NAMES,
     DIRECTION_STEPS,
     WORD_MASK,
     ColorRoute,
@@ -141,10 +142,6 @@ class FabricView:
         route.rx, route.tx = direction_numbers(rx), direction_numbers(tx)
         route.refresh()
 
-    def open_color(self, color: int, rx: tuple[str, ...], tx: tuple[str, ...]) -> None:
-        """Replace switch position 0, and end the teardown of the color."""
-        self._find_channel(color).open(direction_numbers(rx), direction_numbers(tx))
-
     def set_side(self, color: int, way: str, side: str, wanted: bool | None) -> None:
         """Add a direction to position 0 ("rx" or "tx"), or remove it; None toggles it."""
         route, (direction,) = self.change_route(color), direction_numbers(side)
@@ -189,18 +186,9 @@ class FabricView:
         wavelet_filter.limit = wavelet_filter.limit if limit is None else limit
         wavelet_filter.top = wavelet_filter.top if max_counter is None else max_counter
 
-    def is_torn_down(self, color: int) -> bool:
-        """Whether a color is in teardown."""
-        channel = self.node.channels.get(color)
-        return channel is not None and channel.route.in_teardown
-
     def teardown_pending(self) -> set[int]:
         """The colors in teardown."""
         return {color for color, channel in self.node.channels.items() if channel.route.in_teardown}
-
-    def on_teardown(self, color: int, call: Callable[[], None]) -> None:
-        """Call `call` instead of the program's handler when the color is torn down."""
-        self.node.handlers[color] = call
 
     def teardown_exit(self, color: int) -> None:
         """End the teardown of a color: its wavelets flow again."""
@@ -322,7 +310,7 @@ class Fabric:
         for node in self.nodes.values():
             if node.ahead is not None:
                 node.ahead.retract()
-            texts = [text for channel in node.channels.values() for text in channel.describe_stuck()]
+            texts = [text for channel in node.channels.values() for text in describe_waiting_words(channel)]
             texts += [
                 f"{len(q.words)} wavelet(s) of color {q.color} wait in the input queue, which nothing reads"
                 for q in node.inputs.values()
@@ -371,3 +359,22 @@ def make_filter(config: values.FilterConfig) -> WaveletFilter:
         control_at_top=bool(limits.get("filter_control")),
         later=tuple(limits[name] for name in ("limit2", "limit3") if name in limits),
     )
+
+
+def describe_waiting_words(channel: RouterChannel) -> list[str]:
+    """Descriptions of the words that wait in a router, and why."""
+    return [
+        f"{buffer.count} wavelet(s) of color {channel.color} from {DIRECTION_NAMES[direction]}: "
+        f"{_describe_reason(channel.route, direction)}"
+        for direction, buffer in enumerate(channel.inputs)
+        if buffer.count
+    ]
+
+
+def _describe_reason(route: ColorRoute, direction: int) -> str:
+    rx, tx = route.here
+    if route.in_teardown:
+        return "the color is in teardown"
+    if direction not in rx:
+        return f"switch position {route.current} takes from {', '.join(DIRECTION_NAMES[d] for d in rx)} only"
+    return f"no room {' or '.join(DIRECTION_NAMES[d] for d in tx)}"

@@ -104,10 +104,15 @@ class WordBuffer:
     def take(self, count: int) -> list[int]:
         """Remove and return the first words."""
         runs, left = self.runs, count
-        if len(runs) == 1 and count == self.count:
-            self.count = 0
-            return runs.pop()[1]
         found: list[int] = []
+        if count == self.count:
+            self.count = 0
+            if len(runs) == 1:
+                return runs.pop()[1]
+            for _, words in runs:
+                found += words
+            runs.clear()
+            return found
         gone = 0
         while left:
             time, words = runs[gone]

@@ -45,7 +45,10 @@ def main() -> int:
     from tessera.interp.target.csl.host import cs_python, cslc
 
     tools = {"cslc": cslc.main, "cs_python": cs_python.main}
-    return tools[sys.argv[1]](sys.argv[2:])
+    try:
+        return tools[sys.argv[1]](sys.argv[2:])
+    finally:
+        gc.freeze()  # Python would walk through all objects at its end
 
 
 if __name__ == "__main__":

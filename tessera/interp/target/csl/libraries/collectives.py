@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from tessera.interp.target.csl.cost_model import COSTS
-from tessera.interp.target.csl.fabric.routing import Opcode, encode_payload
+from tessera.interp.target.csl.fabric.routing import CONTROL_FLAG, Opcode, direction_numbers, encode_payload
 from tessera.interp.target.csl.pe.pe_state import WaitCondition
 from tessera.interp.target.csl.pe.processing_element import get_memory
 from tessera.interp.target.csl.pe.scheduler import activate, notify, spawn
@@ -29,6 +29,7 @@ from tessera.interp.target.csl.text.diagnostics import CslError, CslFault
 # Threads of the operations of `<collectives_2d>`.
 
 
+WORD = np.dtype(np.uint32)
 TEARDOWN_WORD = encode_payload([(Opcode.TEARDOWN, True)])
 CollectiveThread = Generator[Any, None, None]
 
@@ -99,22 +100,25 @@ class CollectiveRole:
 
     def open(self, color: int, rx: tuple[str, ...], tx: tuple[str, ...]) -> None:
         """Set a color's route and exit its teardown."""
-        pe, fabric = self.pe, self.pe.fabric
-        fabric.open_color(color, rx, tx)
-        if color not in fabric.node.handlers:
-            fabric.on_teardown(color, lambda: notify(pe, "state", ("rest", color)))
+        pe, node = self.pe, self.pe.fabric.node
+        channel = node.channels.get(color) or node.get_routed_channel(color)
+        channel.open(direction_numbers(rx), direction_numbers(tx))
+        if color not in node.handlers:
+            node.handlers[color] = lambda: notify(pe, "state", ("rest", color))
         self.used.append(color)
 
     def send(self, color: int, left: list[int]) -> CollectiveThread:
         """Send words."""
-        while left and not self.pe.fabric.push(color, left):
+        output = self.pe.fabric.node.get_output(color)
+        while left and not output.offer(left):
             yield WaitCondition("out", color)
-        while not self.pe.fabric.is_settled(color):
+        while output.words and not output.is_settled():
             yield WaitCondition("out", color)
 
     def end(self, color: int) -> CollectiveThread:
         """Send the teardown command of a color."""
-        while not self.pe.fabric.push(color, [TEARDOWN_WORD], control=True):
+        output = self.pe.fabric.node.get_output(color)
+        while not output.offer([TEARDOWN_WORD | CONTROL_FLAG]):
             yield WaitCondition("out", color)
 
     def receive(self, color: int, count: int, use: Callable[[int, list[int]], None]) -> CollectiveThread:
@@ -156,13 +160,14 @@ class CollectiveRole:
             done += len(words)
             while not output.offer(words):
                 yield room
-            while not output.is_settled():
+            while output.words and not output.is_settled():
                 yield room
 
     def rest(self) -> CollectiveThread:
         """Wait until the used colors are in teardown."""
+        channels = self.pe.fabric.node.channels
         for color in self.used:
-            while not self.pe.fabric.is_torn_down(color):
+            while not channels[color].route.in_teardown:
                 yield WaitCondition("state", ("rest", color))
 
 
@@ -349,12 +354,12 @@ def view_words(name: str, pointer: Pointer, count: int) -> np.ndarray:
     """
     array, index = pointer
     flat = array if array.ndim == 1 else array.reshape(-1)
-    words = flat[index : index + count] if array.itemsize == 4 else None
-    if words is None or words.size < count:
+    words: Any = flat[index : index + count] if array.itemsize == 4 else ()
+    if len(words) < count:
         raise CslFault(
             f"{name} of {count} words passes the end of its buffer", received=f"{array.size - index} elements"
         )
-    return words.view(np.uint32)
+    return words.view(WORD)  # type: ignore[no-any-return]
 
 
 # The libraries `<kernels/tally/layout>` and `<kernels/tally/pe>`: termination detection.

@@ -20,6 +20,7 @@ from tessera.interp.target.csl.pe.dsd_operations import (
 from tessera.interp.target.csl.pe.dsd_table import DsdOp
 from tessera.interp.target.csl.pe.microthreads import WaveletSender, drop_wavelets, open_source, stream_operation
 from tessera.interp.target.csl.pe.pe_state import PeState
+from tessera.interp.target.csl.pe.product_loops import map_products
 from tessera.interp.target.csl.pe.program import put
 from tessera.interp.target.csl.pe.scheduler import activate, begin, unblock, wake
 from tessera.interp.target.csl.sema import types as t
@@ -322,7 +323,8 @@ def map_function(
     sender = WaveletSender(pe, target, result.dtype, count) if type(target) is Fabout else None  # type: ignore[arg-type]
     pe.clock += COSTS.dsd_start[pe.wide]
     ready = _STREAMING_OPERANDS.isdisjoint(map(type, inputs))
-    for i in range(count):
+    at_once = result is None and len(inputs) == 1 and map_products(pe, function, inputs[0], count)
+    for i in range(0 if at_once else count):
         values = [take(i) for take in sources] if ready else (yield from _await_elements(pe, sources, i))
         result_value = function(*values)
         if isinstance(result_value, GeneratorType):

@@ -16,6 +16,7 @@ from tessera.interp.target.csl.pe.pe_state import EventQueue, PeState, QueueId
 from tessera.interp.target.csl.pe.program import PeProgram, ValueInstantiation, allocate_global
 from tessera.interp.target.csl.sema import types as t
 from tessera.interp.target.csl.sema.compilation_unit import BoundTask
+from tessera.interp.target.csl.sema.functions import FunctionValue
 from tessera.interp.target.csl.sema.values import ComptimeValue, GlobalVariable, NativeFunction
 from tessera.interp.target.csl.text.diagnostics import CslFault
 
@@ -48,7 +49,10 @@ def _make_reader(program: PeProgram, name: str) -> Callable[[PeState], Any]:
     symbol = program.exports[name]
     if isinstance(symbol.type, t.CslFunctionType):
         params = tuple(p for p in symbol.type.params if p is not None)
-        return lambda pe: ExportedFunction(name, _instantiate(pe, symbol.const), params)
+        if not isinstance(symbol.const, FunctionValue):
+            return lambda pe: ExportedFunction(name, _instantiate(pe, symbol.const), params)
+        python = program.unit.compile_function(symbol.const).name
+        return lambda pe: ExportedFunction(name, pe.space[python], params)
     if symbol.known:
         return lambda pe: _instantiate(pe, symbol.const)
     match = _GLOBAL.match(symbol.code)

@@ -1,7 +1,7 @@
 """Loops of products: all iterations of a loop that accumulates products of vectors and numbers, at once.
 
 `sema/product_loops.py` finds the loops. The elements are computed in the order of the iterations, with the roundings of
-each `@fmacs`.
+each `@fmacs`. The calls of `@map` that accumulate a product of registers are such a loop.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import numpy as np
 from tessera.interp.target.csl.cost_model import COSTS
 from tessera.interp.target.csl.pe.dsd_operations import count_conflicts
 from tessera.interp.target.csl.pe.dsd_table import DsdOp
-from tessera.interp.target.csl.sema.values import Mem1d
+from tessera.interp.target.csl.sema.values import DsrContents, Mem1d, increment_dsd_offset
 
 if TYPE_CHECKING:
     from tessera.interp.target.csl.pe.pe_state import PeState
@@ -40,27 +40,33 @@ class VectorRows(NamedTuple):
 
 
 class ProductLoop(NamedTuple):
-    """A loop whose iterations may be computed at once, and its cycles; one row of `dest` means that all add to it."""
+    """A loop whose iterations may be computed at once, and its cycles; one row of `dest` means that all add to it.
+
+    `step` is the distance of the indices, all of which are in bounds; 0 if it differs.
+    """
 
     dest: VectorRows
     vector: VectorRows
     indices: tuple[int, ...]
+    step: int
     cycles: int
 
     def run(self, dest: Any, vector: Any, cells: Any) -> None:
-        """Execute the iterations on the memory of the destination, the vectors and the numbers.
-
-        Raises:
-            IndexError: an index is out of bounds; nothing is changed.
-        """
-        numbers = cells[list(self.indices)]
-        where, products = self.dest.view(dest), np.multiply(self.vector.view(vector), numbers[:, None])
-        if len(where) == len(products):
-            np.add(where, products, where)
-            return
-        row = where[0]
-        for product in products:
-            np.add(row, product, row)
+        """Execute the iterations on the memory of the destination, the vectors and the numbers."""
+        indices, step = self.indices, self.step
+        numbers = cells[indices[0] : indices[-1] + 1 : step] if step > 0 else cells[list(indices)]
+        where, vectors, factors = self.dest.view(dest), self.vector.view(vector), numbers[:, None]
+        if len(where) == len(vectors):
+            np.add(where, np.multiply(vectors, factors), where)
+        elif vectors.ndim == 2:
+            sums = np.empty((len(vectors) + 1, self.dest.extent), dest.dtype)
+            sums[0] = where[0]
+            np.multiply(vectors, factors, sums[1:])
+            where[0] = np.add.accumulate(sums, 0)[-1]  # one after another, unlike `np.sum`
+        else:
+            row = where[0]
+            for product in np.multiply(vectors, factors):
+                np.add(row, product, row)
 
 
 def accumulate_products(
@@ -77,12 +83,47 @@ def accumulate_products(
     loop = plan_products(op, dest, dest_offsets, vector, vector_offsets, cells, indices, cycles, pe.wide)
     if loop is None:
         return False
-    try:
-        loop.run(dest.array, vector.array, cells)
-    except IndexError:
-        return False
+    loop.run(dest.array, vector.array, cells)
     pe.clock += loop.cycles
     return True
+
+
+def map_products(pe: PeState, function: Any, numbers: Any, count: int) -> bool:
+    """Execute `@map` of a function that only accumulates the product of registers and one of `count` numbers.
+
+    The numbers are in bounds. Returns False, and does nothing, where `accumulate_products` does not compute the loop.
+    """
+    names = pe.program.register_products.get(getattr(function, "__name__", ""))
+    if names is None or type(numbers) is not Mem1d or pe.threads or pe.front is None:
+        return False
+    op, *registers = [pe.space[name] for name in names]
+    dest, same, vector = [pe.dsrs.get(register) for register in registers]
+    if dest is None or same is None or vector is None or not _are_alike(dest, same, vector):
+        return False
+    array, byte, stride, _, _ = numbers
+    first = byte // array.itemsize
+    indices = [first + i * stride for i in range(count)]
+    steps = [_find_step(one) for one in (dest, vector)]
+    at_once = pe.space[accumulate_products.__name__]
+    if not at_once(pe, op, dest.dsd, steps[0], vector.dsd, steps[1], array, indices, COSTS.map_call):
+        return False
+    for register, step in ((dest, steps[0]), (same, steps[0]), (vector, steps[1])):
+        register.dsd = increment_dsd_offset(register.dsd, step * count)
+    return True
+
+
+def _are_alike(dest: DsrContents, same: DsrContents, vector: DsrContents) -> bool:
+    """Whether two registers hold vectors, the other one that of the destination, and no load was asynchronous."""
+    contents = (dest, same, vector)
+    if any([type(one.dsd) is not Mem1d or one.options.get("async") for one in contents]):
+        return False
+    return dest.save == same.save and dest.dsd[0] is same.dsd[0] and dest.dsd[1:] == same.dsd[1:]
+
+
+def _find_step(register: DsrContents) -> int:
+    """The bytes by which a product moves the vector of a register."""
+    array, _, stride, extent, _ = register.dsd
+    return extent * stride * array.itemsize if register.save else 0
 
 
 def refuse_products(space: dict[str, Any]) -> None:
@@ -112,7 +153,7 @@ def plan_products(
     if not op.accumulates or kinds[0] is not dtype or kinds[1] is not dtype or kinds[2] is not dtype:
         return None
     rows, factors = _describe_rows(dest, dest_offsets), _describe_rows(vector, vector_offsets)
-    return _plan_rows(op, rows, factors, tuple(indices), cycles, wide)
+    return _plan_rows(op, rows, factors, len(cells), tuple(indices), cycles, wide)
 
 
 # The byte, the stride and the extent of a vector, the cells of its variable, and its offsets.
@@ -126,10 +167,12 @@ def _describe_rows(d: Mem1d, offsets: Offsets) -> RowsKey:
 
 @lru_cache(maxsize=4096)
 def _plan_rows(
-    op: DsdOp, dest: RowsKey, vector: RowsKey, indices: tuple[int, ...], cycles: int, wide: int
+    op: DsdOp, dest: RowsKey, vector: RowsKey, count: int, indices: tuple[int, ...], cycles: int, wide: int
 ) -> ProductLoop | None:
-    """The loop, which all PEs of a program have in common."""
+    """The loop, which all PEs of a program have in common; `count` is that of the cells with the numbers."""
     extent = dest[2]
+    if min(indices) < 0 or max(indices) >= count:
+        return None
     rows, factors = (_find_rows(*one, op.dtype.itemsize, len(indices)) for one in (dest, vector))
     if rows is None or factors is None or not rows.stride or not extent or factors.extent != extent:
         return None
@@ -139,7 +182,13 @@ def _plan_rows(
     cycles += COSTS.dsd_start[wide] - (-extent // op.width[wide])
     conflicts = _count_conflicts(rows, factors) if op.width[wide] == 1 else 0
     once = rows if step else rows._replace(iterations=1)
-    return ProductLoop(once, factors, indices, len(indices) * cycles + conflicts)
+    return ProductLoop(once, factors, indices, _find_distance(indices), len(indices) * cycles + conflicts)
+
+
+def _find_distance(indices: tuple[int, ...]) -> int:
+    """The distance of rising indices; 0 if it is not always the same."""
+    distances = {later - index for index, later in zip(indices, indices[1:], strict=False)}
+    return max(distances.pop(), 0) if len(distances) == 1 else 0
 
 
 def _find_rows(

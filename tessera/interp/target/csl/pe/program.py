@@ -22,6 +22,7 @@ from tessera.interp.target.csl.sema.compilation_unit import PE_MEMORY, Compilati
 from tessera.interp.target.csl.sema.context import ExprValue
 from tessera.interp.target.csl.sema.functions import FunctionInstance, FunctionValue
 from tessera.interp.target.csl.sema.operators import idiv, irem
+from tessera.interp.target.csl.sema.product_loops import find_register_products
 from tessera.interp.target.csl.sema.values import (
     DSD_UPDATES,
     REGISTERS,
@@ -167,7 +168,12 @@ class PeProgram:
         self.queues_in, self.queues_out = self.tables.queues_in, self.tables.queues_out
         self.colors, self.tasks = self.tables.colors, self.tables.tasks
         self.places: list[Location] = []
-        self.source = self._assemble(list(unit.instances.values()))
+        instances = list(unit.instances.values())
+        self.source = self._assemble(instances)
+        # Functions that only accumulate a product of registers and a number.
+        self.register_products = find_register_products(
+            (one.name, one.arguments, [line.text for line in one.lines]) for one in instances
+        )
         self.code = _compile_source(self.source, f"<csl {path}>")
         # The Python of each function, by its name there.
         self.functions = {c.co_name: c for c in self.code.co_consts if isinstance(c, CodeType)}

@@ -84,8 +84,12 @@ def resume(pe: PeState, thread: PeThread) -> None:
             break
         if type(wait) is WaitCondition:
             thread.wait = wait
-            key = (wait.kind, id(wait.key)) if wait.kind == "fifo" else wait
-            pe.waiters.setdefault(key, []).append(thread)
+            key: Any = ("fifo", id(wait[1])) if wait[0] == "fifo" else wait
+            waiters = pe.waiters
+            if key in waiters:
+                waiters[key].append(thread)
+            else:
+                waiters[key] = [thread]
             return
         if wait is not None and wait > events.now:
             events.at(wait, thread.again)
@@ -163,12 +167,13 @@ def receive_wavelet(pe: PeState, color: int) -> None:
     Plain words of a color without a data task start no task. With a seed they are looked at nevertheless: the number of
     events decides its choices.
     """
-    starts = color in pe.data or pe.fabric.node.inputs[color].controls
-    if starts or pe.events.random is not None:
+    starts, events = color in pe.data or pe.fabric.node.inputs[color].controls, pe.events
+    if starts or events.random is not None:
         pe.ready_colors[color] = None
     waiting = pe.waiters.pop(("in", color), None) if pe.waiters else None
     if waiting:
-        resume_waiting(pe, waiting)
+        for thread in waiting:
+            events.at(events.now, thread.again)
         if not starts:
             return  # words that an operation reads start no task
     wake(pe)

@@ -1,5 +1,6 @@
 """Loops of products: a generated loop whose body only accumulates products of vectors and loaded numbers gets a quick
-path, one call that computes the products of all its iterations (`pe/product_loops.py`).
+path, one call that computes the products of all its iterations (`pe/product_loops.py`). Functions whose body is such a
+product of registers are found too, for `@map`.
 
 The quick path collects the indices of the numbers, and the offsets of descriptors that each iteration computes anew.
 Descriptors that advance by a constant after each product advance once. Where the call refuses, the loop itself runs.
@@ -8,7 +9,7 @@ Descriptors that advance by a constant after each product advance once. Where th
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
 from tessera.core.errors import UNKNOWN, Location
@@ -25,6 +26,9 @@ _ADVANCE = re.compile(r"(\w+) = increment_dsd_offset\((\w+), (.+)\)")
 _CALLS = re.compile(r"(\w+)\(")
 _PURE_CALLS = frozenset(("check_index", "above", "below", "wrap"))
 _MEMORY = re.compile(r"\b[GW]\d|\bR\d+_(?!\[[01]\])|\.item|\byield\b|\[(?![01]\])")
+
+
+_REGISTER_PRODUCT = re.compile(r"\(yield from pe\.perform\((\w+), \((\w+), (\w+), (\w+), (\w+),\), \{\}, \w+\)\)")
 
 
 @dataclass
@@ -145,3 +149,20 @@ def _add_quick_path(
         yield line(0, "else:")
     for name, step in loop.steps.items():
         yield line(1, f"{name} = increment_dsd_offset({name}, ({step}) * len({indices}))")
+
+
+def find_register_products(functions: Iterable[tuple[str, str, list[str]]]) -> dict[str, tuple[str, ...]]:
+    """The functions of one number that only accumulate a product with it: their operation and registers, by name.
+
+    Functions are given as their names, arguments and lines.
+
+    >>> lines = ["(yield from pe.perform(k0, (k1, k2, k3, x,), {}, k4))", "if False: yield"]
+    >>> find_register_products([("f", "x", lines), ("g", "y", lines)])
+    {'f': ('k0', 'k1', 'k2', 'k3')}
+    """
+    found: dict[str, tuple[str, ...]] = {}
+    for name, arguments, lines in functions:
+        match = _REGISTER_PRODUCT.fullmatch(lines[0]) if len(lines) == 2 else None
+        if match is not None and match[5] == arguments:
+            found[name] = match.groups()[:4]
+    return found

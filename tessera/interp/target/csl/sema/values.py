@@ -262,6 +262,9 @@ def increment_dsd_offset(d: Any, count: int) -> Any:
 
 def set_dsd_length(d: Any, extent: int) -> Any:
     """`@set_dsd_length`."""
+    if type(d) is Mem1d:
+        array, byte, stride, _, indexed = d
+        return tuple.__new__(Mem1d, (array, byte, stride, extent, indexed))
     return d._replace(extent=extent)
 
 
@@ -273,7 +276,10 @@ def set_dsd_stride(d: Mem1d, stride: int) -> Mem1d:
 def set_dsd_base_addr(d: Any, base: Any) -> Any:
     """`@set_dsd_base_addr`; it also resets the offset of the descriptor."""
     array, index = base
-    return d._replace(array=array, byte=index * element_size(array))
+    byte = index * element_size(array)
+    if type(d) is Mem1d:
+        return tuple.__new__(Mem1d, (array, byte, *d[2:]))
+    return d._replace(array=array, byte=byte)
 
 
 def element_size(array: Any) -> int:
