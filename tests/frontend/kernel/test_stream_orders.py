@@ -1,7 +1,7 @@
-"""Random uses of streams, events and waits: debug mode reports the pairs of launches that nothing orders, and no others.
+"""Random uses of streams, events and waits: debug mode reports those launches that nothing orders, and no others.
 
-The expected pairs are those of the transitive closure of a graph: on a stream operations follow each other, a wait follows
-what it waits for, the host queues after all that it has waited for.
+What is expected follows from the transitive closure of a graph: on a stream operations follow each other, a wait
+follows what it waits for, and the host queues after all that it has waited for.
 """
 
 from random import Random
