@@ -1,4 +1,5 @@
 """What programs of the suite cost on each target: launches, memory, and instructions by kind; no time is measured.
+And how much their error bounds allow: the bits of the results that they make certain.
 
     python scripts/record_costs.py           # writes tests/codegen/program_costs.json
     python scripts/record_costs.py --show    # only prints what has changed
@@ -15,9 +16,11 @@ import re
 import sys
 import zlib
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 ROOT = Path(__file__).parents[1]
 sys.path[:0] = [str(ROOT)]
@@ -50,9 +53,15 @@ KINDS = {
 }
 
 
-def is_recorded(case: Case) -> bool:
+BOUND_SHARES = {
+    "graph/numerics": 3, "graph/elementwise": 6, "graph/reduce": 4, "graph/composites": 4, "graph/linalg": 2,
+    "graph/scatter": 6, "graph/gradients": 6, "graph/networks": 4, "graph/flow": 4,
+}  # fmt: skip
+
+
+def is_recorded(case: Case, shares: Mapping[str, int] = SHARES) -> bool:
     """Whether the costs of a case are recorded."""
-    share = SHARES.get("/".join(case.name.split("/")[:2]))
+    share = shares.get("/".join(case.name.split("/")[:2]))
     plain = case.rejects is None and case.mesh is None and case.dynamic is None
     return share is not None and plain and zlib.crc32(case.name.encode()) % share == 0
 
@@ -73,15 +82,29 @@ def count_costs(case: Case, target: str) -> dict[str, int] | None:
     return {name: counts[name] for name in sorted(counts) if counts[name]}
 
 
+def measure_bounds(case: Case) -> dict[str, Any] | None:
+    """The bits that error bounds make certain (the median of each float result), and elements without a bound."""
+    entry, arguments = case.entry()
+    with np.errstate(all="ignore"):
+        bounds = prepare(entry, arguments, "interp", lower=False).bounds()
+        found = [b for b in bounds if b.value.size and b.value.dtype.kind == "f"]
+        shares = [np.median(b.radius / np.where(b.value == 0, 1.0, np.abs(b.value))) for b in found]
+        bits = [round(float(-np.log2(s)), 1) if 0 < s < np.inf else None for s in shares]
+    unbounded = sum(int(np.count_nonzero(~np.isfinite(b.radius))) for b in bounds)
+    return {"bits": bits, "exact": sum(int(np.count_nonzero(b.radius == 0)) for b in bounds), "unbounded": unbounded}
+
+
 def _decode(text: Any) -> str:
     return text.decode() if isinstance(text, bytes) else str(text)
 
 
-def list_costs(targets: tuple[str, ...] = tuple(TARGETS)) -> Iterator[tuple[str, dict[str, int] | None]]:
+def list_costs(targets: Sequence[str] = (*TARGETS, "bounds")) -> Iterator[tuple[str, dict[str, Any] | None]]:
     """The costs of all recorded cases: (case and target, counts)."""
     for case in all_cases():
         if is_recorded(case):
-            yield from ((f"{case.name} {target}", count_costs(case, target)) for target in targets)
+            yield from ((f"{case.name} {target}", count_costs(case, target)) for target in targets if target in TARGETS)
+        if "bounds" in targets and is_recorded(case, BOUND_SHARES):
+            yield f"{case.name} bounds", measure_bounds(case)
 
 
 def main() -> int:
