@@ -63,6 +63,7 @@ from mutation_planting import LoadedFunctions, import_all, list_needed  # noqa: 
 RESULTS = ROOT / "scripts" / "mutation_results.json"
 MOST_DRAWS = 3000  # until a component counts as one without another mutant
 CASES_OF_CHILD, FILES_OF_CHILD = 250, 20
+GENERAL = ("tests/codegen/test_program_costs.py",)  # tests that see what keeps all results: they come first
 CHECK_SECONDS = 30.0  # of the processor
 LOADED_BEFORE = ("numpy", "ml_dtypes", "llvmlite.binding", "pytest", "scipy.special", "torch", "hypothesis")
 
@@ -104,6 +105,7 @@ class Coverage:
         blocks = self.find_blocks(mutant)
         found = [c for c, (_, bits) in self.checks.items() if _has_bit(bits, blocks)]
         found.sort(key=lambda c: ("/sweep/" in c, self.checks[c][0] * (0.5 + random.Random(c).random()), c))
+        found.sort(key=lambda c: not c.startswith(GENERAL))
         start = self.starts.get(str(ROOT / mutant.file), 0)
         end = min([s for s in self.starts.values() if s > start], default=self.total)
         executed = {c: _read_bits(self.checks[c][1], range(start, end)) for c in found}
