@@ -81,8 +81,9 @@ def act(random, order, streams, events, arrays):
 
 @pytest.mark.parametrize("seed", range(24))
 def test_the_launches_that_nothing_orders(seed):
-    random, order, events = Random(seed), Order(), []
+    random, order = Random(seed), Order()
     streams, arrays = [ts.Stream() for _ in range(STREAMS)], [np.zeros(4, "f4") for _ in range(ARRAYS)]
+    events = [(stream.record(), frozenset()) for stream in streams]  # too early: they order nothing
     raced = 0
     for _ in range(20):
         count = len(order.launches)
