@@ -39,10 +39,11 @@ TARGETS: dict[str, dict[str, Any]] = {
 TEXTS = (".ll", ".ptx", ".csl")
 # Of how many cases of an area one is recorded; of pointwise ops few, which are much alike.
 SHARES = {
-    "graph/linalg": 2, "graph/networks": 6, "graph/flow": 6, "graph/launches": 12, "graph/reduce": 16,
-    "graph/shape": 12, "graph/gradients": 8, "graph/composites": 12, "graph/sizes": 8, "graph/found": 8,
-    "graph/scatter": 16,
-    "tile/products": 8, "tile/stdlib": 8, "tile/groups": 8, "tile/memory": 8, "tile/tutorials": 6, "tile/scans": 8,
+    "graph/linalg": 3, "graph/networks": 12, "graph/flow": 3, "graph/launches": 16, "graph/reduce": 16,
+    "graph/shape": 16, "graph/gradients": 12, "graph/composites": 24, "graph/sizes": 8, "graph/found": 24,
+    "graph/scatter": 24,
+    "tile/products": 8, "tile/stdlib": 8, "tile/groups": 8, "tile/memory": 8, "tile/tutorials": 8, "tile/scans": 8,
+    "tile/language": 4, "tile/blocks": 4, "tile/control": 12,
 }  # fmt: skip
 # Kinds of instructions, by a pattern that a line of text has: memory, synchronisation, branches, products.
 KINDS = {
