@@ -93,8 +93,13 @@ def _flat(pair: Callable[..., tuple[Any, Any]]) -> Callable[..., list[Any]]:
         assert len(sides[0]) == len(sides[1])
         return [TESSERA.cast(t, dtype=TESSERA.f64) for side in sides for t in side]
 
-    # Parameters by position: the names say nothing.
-    return {1: lambda x: run(x), 2: lambda x, v: run(x, v)}[pair.__code__.co_argcount]
+    def one(x: Any) -> list[Any]:
+        return run(x)
+
+    def two(x: Any, v: Any) -> list[Any]:
+        return run(x, v)
+
+    return one if pair.__code__.co_argcount == 1 else two
 
 
 def _compare_modes(program: RandomProgram, chosen: Input, random: Random) -> None:
