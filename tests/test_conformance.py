@@ -1,6 +1,7 @@
 """The whole suite passes on everything installed; the runner can tell a wrong engine from a right one."""
 
 import io
+import re
 from contextlib import redirect_stdout
 from fnmatch import fnmatch
 
@@ -20,6 +21,7 @@ from conformance.run import (
     run_case,
     select_cases,
 )
+from tessera.codegen.contract import get_backend
 from tessera.core.errors import ArgumentError, ShapeError, UnsupportedOpError
 from tessera.frontend.jit.tracing import Jit
 from tessera.interp import bound
@@ -84,17 +86,47 @@ def number_turns():
 TURNS = number_turns()
 
 
+ELEMENT_TYPES = re.compile(r"(?<![a-z0-9])(bool|u?int\d+|fp\d+(_e\dm\d)?|b?f\d+|tf32)(?![a-z0-9])")
+MESH_TYPES = {t.name for t in get_backend("csl").capabilities.dtypes}
+
+
+def number_types():
+    """0 or 1 for each graph case that differs from others in its element types alone, and that the mesh can hold."""
+    families = {}
+    for case in CASES:
+        types = {found[0] for found in ELEMENT_TYPES.finditer(case.name)}
+        if case.name.startswith("graph/") and case.name not in TURNS and types and types <= MESH_TYPES:
+            families.setdefault(ELEMENT_TYPES.sub("*", case.name), []).append(case.name)
+    several = [names for names in families.values() if len(names) > 1]
+    return {name: (i + k) % 2 for k, names in enumerate(several) for i, name in enumerate(names)}
+
+
+# Cases of one program in several element types: each runs as text of llvm or on the mesh, in turn, so that both
+# emulators have each program, and each type in half of them. LLVM's machine code has all.
+TYPE_TURNS = number_types()
+
+
 def choose_engines(case, columns):
     """The columns that run a case, and for a graph the mesh."""
     texts = [c for c in columns + choose_mesh(case) if c.name.endswith(" text")]
-    if case.name in TURNS:
-        texts = [texts[TURNS[case.name]]]
+    turn = TURNS.get(case.name, TYPE_TURNS.get(case.name))
+    texts = texts if turn is None else [texts[turn]]
     return [c for c in columns if not c.name.endswith(" text")] + (texts if is_emulated(case) else [])
 
 
 def test_kernels_and_transforms_take_turns():
     """Each transform meets both emulators."""
     assert all({TURNS[name] for name in TURNS if name.startswith(start)} == {0, 1} for start in TRANSFORMED)
+
+
+def test_element_types_take_turns():
+    """Both emulators have each program of several types, and each type."""
+    programs, types = {}, {}
+    for name, turn in TYPE_TURNS.items():
+        programs.setdefault(ELEMENT_TYPES.sub("*", name), set()).add(turn)
+        for found in ELEMENT_TYPES.finditer(name):
+            types.setdefault(found[0], set()).add(turn)
+    assert len(programs) > 100 and all(turns == {0, 1} for turns in (*programs.values(), *types.values()))
 
 
 def choose_mesh(case):

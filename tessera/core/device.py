@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import cache
@@ -60,6 +60,8 @@ INTERP = "interp"
 # The generator for each device name of the user; "interp" needs none.
 GENERATOR_BY_DEVICE = {"cpu": "llvm", "llvm": "llvm", "wse": "csl", INTERP: INTERP}
 GENERATOR_BY_DLPACK = {2: "ptx"}  # by the device type of DLPack, of those with a memory of their own
+# What a thread of this package calls before it ends; a module with something to release in each thread appends to it.
+THREAD_ENDINGS: list[Callable[[], None]] = []
 _default: ContextVar[str] = ContextVar("device", default=INTERP)
 
 

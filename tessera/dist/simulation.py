@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from tessera.codegen.ptx.runtime.driver_api import leave_thread
+from tessera.core.device import THREAD_ENDINGS
 from tessera.core.errors import CollectiveError, DeadlockError, TesseraError
 from tessera.core.types import as_dtype
 from tessera.dist.exchange import combine
@@ -135,7 +135,8 @@ class SimulatedWorld:
         except BaseException as error:
             if self._error is None:
                 self._error, self._failed = error, rank
-        leave_thread()
+        for leave in THREAD_ENDINGS:
+            leave()
         own.ended = True
         self._pass_turn(rank)
 

@@ -46,11 +46,10 @@ class Builder:
     ) -> Node:
         """Append a node; its result types come from the op's rule unless given."""
         place = loc or self.location or trace_location()
-        complete = attrs.__class__ is Attrs and [*attrs.keys()] == [*op.attrs]  # type: ignore[union-attr]
-        attributes: Attrs = attrs if complete else Attrs(op.complete(attrs or {}))  # type: ignore[assignment]
+        attributes = _complete_attributes(op, attrs)
         try:
             if types is None:
-                types = op.result_types(tuple([v.type for v in args]), attributes)
+                types = op.result_types(tuple([v.type for v in args]), attributes.plain())
         except TesseraError as error:
             raise error.at(place) from None
         node = Node(op, tuple(args), attributes, tuple([Value(t) for t in types]), regions, place)
@@ -118,6 +117,18 @@ class Builder:
         """Everything added at the top level, as a block; captures become trailing parameters."""
         captured = tuple(v for _, v in self.captures.values())
         return Block((*params, *captured), tuple(self._open[0]), tuple(results))
+
+
+NO_ATTRIBUTES = Attrs()
+
+
+def _complete_attributes(op: Op, attrs: Mapping[str, Any] | None) -> Attrs:
+    """The attributes of a node, with those that the op has a default for."""
+    if not attrs and not op.attrs:
+        return NO_ATTRIBUTES
+    if attrs.__class__ is Attrs and [*attrs.plain()] == [*op.attrs]:  # type: ignore[union-attr]
+        return attrs  # type: ignore[return-value]
+    return Attrs(op.complete(attrs or {}))
 
 
 CURRENT_BUILDER: ContextVar[Builder | None] = ContextVar("builder", default=None)

@@ -403,12 +403,33 @@ def _cast_tensor(tensor: Tensor, dtype: DType | Policy) -> Tensor:
 
 
 def infer_by_lowering(op: Any, table: Rules = lower) -> Callable[..., Any]:
-    """The type rule of a composite: the types that its lowering gives."""
+    """The type rule of a composite: the types that its lowering gives, which is traced once for equal operands."""
+    known: dict[Hashable, Any] = {}
 
     def rule(*types: Any, **attrs: Any) -> Any:
+        key = _make_inference_key(types, attrs)
+        if key is not None and key in known:
+            return known[key]
         builder = Builder()
         with builder.active(), override_numerics(None):
             out = table.of(op)(*(Tensor(Value(t)) for t in types), **attrs)
-        return tuple(t.type for t in out) if isinstance(out, tuple) else out.type
+        found = tuple(t.type for t in out) if isinstance(out, tuple) else out.type
+        if key is not None and len(known) < MAX_INFERENCES:
+            known[key] = found
+        return found
 
     return rule
+
+
+MAX_INFERENCES = 1024  # that are kept of a composite
+_NUMBERS = (int, float, bool, type(None))
+
+
+def _make_inference_key(types: tuple[Any, ...], attrs: Mapping[str, Any]) -> Hashable:
+    """What the result types of a composite depend on; None where a lowering may do more than give types: it requires
+    something of symbolic sizes, or of the mesh that an attribute names."""
+    if any(size.__class__ is not int for t in types for size in t.shape):
+        return None
+    values = [x for v in attrs.values() for x in (v if v.__class__ is tuple else (v,))]
+    # As text, since 1, 1.0 and True are equal in Python.
+    return (types, repr(attrs)) if all(x.__class__ in _NUMBERS for x in values) else None

@@ -81,6 +81,10 @@ class Op:
     def _defaults(self) -> tuple[tuple[str, Any], ...]:
         return tuple((k, p.default) for k, p in self.attrs.items())
 
+    @cached_property
+    def _required(self) -> list[str]:
+        return [k for k, default in self._defaults if default is inspect.Parameter.empty]
+
     def __repr__(self) -> str:
         return f"<op {self.name}>"
 
@@ -108,7 +112,7 @@ class Op:
     def complete(self, attrs: Mapping[str, Any]) -> dict[str, Any]:
         """The attributes with defaults filled in."""
         found = {k: attrs.get(k, default) for k, default in self._defaults}
-        missing = [k for k, value in found.items() if value is inspect.Parameter.empty]
+        missing = [k for k in self._required if found[k] is inspect.Parameter.empty]
         if missing:
             raise ArgumentError(
                 f"{self.__name__} needs {', '.join(missing)}", location=user_location(),

@@ -173,11 +173,15 @@ class LibraryLowering:
 library_lowerings = Rules("library lowering")
 # Of ops whose rules take the result of another op: that op. Their other nodes are not looked at.
 library_operands: dict[Op, Op] = {}
+# The same for nodes of a simplified function, where one stands for many ops of the traced one.
+simplified_lowerings = Rules("library lowering of simplified functions")
 
 
-def find_library_lowering(node: Node, uses: UseDef, plan: LoweringPlan) -> LibraryLowering | None:
+def find_library_lowering(
+    node: Node, uses: UseDef, plan: LoweringPlan, rules: Rules = library_lowerings
+) -> LibraryLowering | None:
     """The library lowering of a node, or None."""
-    rule = library_lowerings.get(node.op) if plan.flash and _load_library() else None
+    rule = rules.get(node.op) if plan.flash and _load_library() else None
     operand = library_operands.get(node.op)
     if rule is None or (operand is not None and uses.find(node.args[0], operand) is None):
         return None

@@ -15,7 +15,7 @@ from tessera.ir.rewrite import (
     expand_composites,
     rewrite_function,
 )
-from tessera.ir.rules import Op
+from tessera.ir.rules import Op, Rules
 from tessera.ir.tensor import Tensor
 from tessera.lower.graph_to_schedule.lowering import to_schedule
 from tessera.lower.lowering_plan import (
@@ -28,6 +28,7 @@ from tessera.lower.lowering_plan import (
     find_library_lowering,
     find_library_ops,
     library_lowerings,
+    simplified_lowerings,
 )
 from tessera.lower.mesh import MeshShape, to_mesh
 from tessera.lower.mesh.op_rules import mesh_op_rules
@@ -35,12 +36,11 @@ from tessera.lower.passes.canonicalisation import (
     canonicalise,
     narrow_dots,
     share_reductions,
-    sink_widening,
     split_concatenations,
 )
 from tessera.lower.passes.collective_scheduling import schedule_collectives
 from tessera.lower.passes.fusion_groups import fuse_horizontally, separate_groups
-from tessera.lower.passes.gather_sinking import sink_gathers
+from tessera.lower.passes.gather_sinking import sink_gathers, sink_widening
 from tessera.lower.passes.launch_fusion import fuse_launches
 from tessera.lower.passes.memory_planning import plan_memory
 from tessera.lower.passes.moment_merging import merge_moments
@@ -118,10 +118,10 @@ def _has_library_lowering(function: Function, plan: LoweringPlan) -> bool:
     return any(find_library_lowering(n, uses, plan) for n in _walk_tensor_ops(function.body))
 
 
-def use_library_lowerings(function: Function, plan: LoweringPlan) -> Function:
+def use_library_lowerings(function: Function, plan: LoweringPlan, rules: Rules = library_lowerings) -> Function:
     """Replace nodes by the library lowerings that they have under a plan."""
     uses = UseDef(function)
-    found = {n: way for n in _walk_tensor_ops(function.body) if (way := find_library_lowering(n, uses, plan))}
+    found = {n: way for n in _walk_tensor_ops(function.body) if (way := find_library_lowering(n, uses, plan, rules))}
     patterns = RewritePatterns("library lowering")
     ops = {n.op: None for n in found}
 
@@ -134,6 +134,11 @@ def use_library_lowerings(function: Function, plan: LoweringPlan) -> Function:
         return tuple(t.data for t in (out if isinstance(out, tuple) else (out,)))
 
     return rewrite_function(function, patterns, remove_dead=True) if found else function
+
+
+def use_simplified_lowerings(module: Module, plan: LoweringPlan) -> Module:
+    """Library lowerings of what only a simplified function shows: many sums that are one gradient of weights."""
+    return module.replace(use_library_lowerings(module.main, plan, simplified_lowerings), *module.functions[1:])
 
 
 def _walk_tensor_ops(block: Block) -> Iterator[Node]:
@@ -213,6 +218,7 @@ PIPELINE: tuple[tuple[str, LoweringPass], ...] = (
     ("dead code", rewrite_main(eliminate_dead_code)),
     ("sink gathers", with_ops(rewrite_main(sink_gathers), shape.gather)),
     ("sink casts", rewrite_main(sink_widening)),
+    ("simplified lowerings", with_ops(use_simplified_lowerings, shape.concatenate)),
     ("window sums", with_ops(rewrite_window_sums, shape.pad, shape.concatenate)),
     ("window views", with_ops(rewrite_windows, shape.concatenate, shape.gather, contractions.dot)),
     ("wide concatenations", with_ops(rewrite_main(split_concatenations), shape.concatenate)),

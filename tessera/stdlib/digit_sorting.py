@@ -195,9 +195,14 @@ def are_digits_faster(type: TensorType, axis: int) -> bool:
     return size > (MAX_NETWORK_ROW * len(list_digits(type.dtype)) if rows > PROGRAMS else MAX_WAITING_ROW)
 
 
+def fits_group(size: int) -> bool:
+    """Whether the threads of a group hold a row of so many elements, which its shared memory sorts."""
+    return size <= CHUNK
+
+
 def sort_by_digits(x: Tensor, descending: bool) -> Tensor:
     """The indices (int64) that sort the rows of `x` [R, N] stably; static sizes, elements that have keys."""
-    return _sort_whole_rows(x, descending) if int(x.shape[1]) <= CHUNK else _sort_parts(x, descending)
+    return _sort_whole_rows(x, descending) if fits_group(int(x.shape[1])) else _sort_parts(x, descending)
 
 
 def sort_words(x: Tensor, descending: bool) -> Tensor:

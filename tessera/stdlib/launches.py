@@ -24,6 +24,7 @@ from tessera.lower.lowering_plan import (
     library_lowerings,
     library_operands,
     library_rules,
+    simplified_lowerings,
 )
 from tessera.ops.tensor import (
     contractions,
@@ -45,14 +46,14 @@ from tessera.stdlib.deterministic_reductions import (
     update_in_place,
     update_unsorted,
 )
-from tessera.stdlib.digit_sorting import are_digits_faster, sort_by_digits, sort_words
+from tessera.stdlib.digit_sorting import are_digits_faster, fits_group, sort_by_digits, sort_words
 from tessera.stdlib.direct_convolution import match_direct
 from tessera.stdlib.exact_sums import MAX_WIDTH, add_exactly, is_exact
 from tessera.stdlib.exclusive_scans import ExclusiveScan, is_flip, match_preceded, match_shifted
 from tessera.stdlib.extreme_places import crosses_rows, divides_rows, find_in_columns, find_in_parts
 from tessera.stdlib.gathered_products import match_gathered
 from tessera.stdlib.indirect_convolution import match_indirect
-from tessera.stdlib.indirect_gradients import match_window_gradient
+from tessera.stdlib.indirect_gradients import match_shifted_sums, match_window_gradient
 from tessera.stdlib.placed_extremes import find_last_updates, take_extremes
 from tessera.stdlib.row_products import match_row_product
 from tessera.stdlib.running_sums import running_sums
@@ -321,6 +322,9 @@ def _(node: Node, uses: UseDef, plan: LoweringPlan) -> LibraryLowering | None:
             chunk = row_selection.CHUNK if plan.parallel is None else row_selection.find_wide_chunk(rows)
             return row_selection.select_place(rows, first, descending, chunk)
         if plan.parallel is not None and _has_wide_rows(source):
+            if fits_group(size):
+                order = sort_words(rows, descending)
+                return shape.slice_(order, start=(0, 0), stop=(order.shape[0], count), step=(1, 1))
             chunk = row_selection.find_wide_chunk(rows)
             return row_selection.select_front(rows, count, descending, chunk, chunk)
         if plan.parallel is not None:
@@ -361,6 +365,13 @@ def _(node: Node, uses: UseDef, plan: LoweringPlan) -> LibraryLowering | None:
     found = (match_thin_product(uses, *node.args) or match_split_product(uses, *node.args)) if plain else None
     found = found or match_chunked_product(uses, node.args[0], node.args[1], out)
     return None if found is None else LibraryLowering((found.left.source, found.right.source), found.compute)
+
+
+@simplified_lowerings(shape.concatenate)
+def _(node: Node, uses: UseDef, plan: LoweringPlan) -> LibraryLowering | None:
+    """The sums that are the gradient of a depthwise convolution's weights, where many programs run side by side."""
+    found = match_shifted_sums(uses, node) if plan.parallel is not None else None
+    return None if found is None else LibraryLowering(found.operands, found.compute)
 
 
 library_operands[reduce.sum] = contractions.dot

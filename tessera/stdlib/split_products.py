@@ -180,7 +180,7 @@ def find_narrow_type(uses: UseDef, value: Value) -> DType | None:
     return find_narrow_type(uses, node.args[0]) if moved else None
 
 
-MOVES = (shape.permute, shape.reshape, shape.slice_, basic.broadcast_to)
+MOVES = (shape.permute, shape.reshape, shape.slice_, shape.gather, basic.broadcast_to)
 
 
 def _swaps_last_axes(axes: Any) -> bool:

@@ -3,6 +3,8 @@
 Programs are random straight-line Graph functions, so that each property holds for what nobody thought of.
 """
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -11,7 +13,8 @@ from hypothesis import strategies as st
 import tessera as ts
 from tessera import tile
 from tessera.core.errors import Location, VerifyError
-from tessera.core.types import TensorType, f32, f64, scalar
+from tessera.core.symbolic_dim import Dim
+from tessera.core.types import TensorType, f16, f32, f64, int32, scalar
 from tessera.frontend.jit.tracing import jit
 from tessera.interp import graph
 from tessera.ir.builder import Builder
@@ -24,6 +27,7 @@ from tessera.ir.rewrite import (
     UseDef,
     eliminate_common_subexpressions,
     eliminate_dead_code,
+    infer_by_lowering,
     rewrite_function,
     rewrite_to_fixed_point,
 )
@@ -264,3 +268,23 @@ def test_a_slice_is_in_program_order():
         made.append(builder.add(e.add, [made[-1], made[0]]).out)
     function = Function("chain", builder.block([x], made[-1:]))
     assert UseDef(function).backward_slice(function.results) == function.body.nodes
+
+
+def test_the_types_of_a_composite_are_inferred_once():
+    """For equal types and attributes; of symbolic sizes each time, since a lowering may require something of them."""
+    traced = []
+
+    def lowering(x, *, p):
+        traced.append(p)
+        return x * p
+
+    op = SimpleNamespace(name="test.scaled")
+    rule = infer_by_lowering(op, SimpleNamespace(of=lambda op: lowering))
+    narrow, wide = TensorType((3,), f16), TensorType((3,), f32)
+    for type in (narrow, wide, narrow, wide):
+        assert rule(type, p=2) == type
+    assert rule(TensorType((3,), int32), p=2) == TensorType((3,), int32)
+    assert rule(TensorType((3,), int32), p=2.0) == TensorType((3,), f32)
+    assert traced == [2, 2, 2, 2.0]
+    symbolic = TensorType((Dim.of("N"),), f32)
+    assert rule(symbolic, p=2) == rule(symbolic, p=2) == symbolic and len(traced) == 6

@@ -5,10 +5,13 @@ import math
 import numpy as np
 import pytest
 
+import tessera as ts
 from tessera.lower.indexing_maps import analyse_body
 from tessera.lower.lowering_plan import LoweringPlan
+from tessera.lower.schedule_to_tile import lowering
 from tessera.lower.schedule_to_tile.lowering import cut_tiles, split_into_stages
 from tessera.ops.tensor import nn
+from tessera.runtime import driver
 from tests.lower.levels import modules, traced
 
 
@@ -59,3 +62,16 @@ def test_cut_tiles_keep_the_rest_of_a_schedule():
     node = kernel(lambda x: x.sum(axis=1), (1, 1000), plan=plan)
     assert node.attrs["schedule"] == {"tile": (1, 50), "loop": (1,), "peel": True}
     assert cut_tiles(node, plan) == {"tile": (1, 25), "loop": (1,), "peel": True}
+
+
+def test_the_kernels_of_equal_layers_are_lowered_until_no_more_of_their_scopes_are_named(monkeypatch):
+    lowered, lower = [], lowering.lower_kernel
+    monkeypatch.setattr(lowering, "lower_kernel", lambda node, number: lowered.append(node) or lower(node, number))
+    for count in (1, 3, 9):
+        lowered.clear()
+        model = ts.nn.Sequential(*(ts.nn.Linear(4, 4) for _ in range(count)))
+        module = driver.lower(ts.jit(lambda m, x: m(x)).trace(model, np.ones((3, 4), "f4")).function, "llvm")["tile"]
+        assert (len(lowered), len(module.functions)) == (min(count, 3), 2)
+        assert sum(n.op.name == "host.launch" for n in module.main.body.nodes) == count
+    names = {n.loc.scope for n in module.functions[1].body.walk() if n.loc.scope}
+    assert names == {"0: Linear or 1: Linear or another"}

@@ -10,6 +10,7 @@ from tessera.interp import bound
 from tessera.interp.tile import interpreter
 from tessera.ir.parser import parse_module
 from tessera.ir.printer import print_module
+from tessera.ir.rewrite import eliminate_dead_nodes
 from tessera.ir.verify import verify
 from tessera.lower.lowering_plan import LoweringPlan
 from tessera.ops.dialects import mesh
@@ -62,10 +63,11 @@ def test_the_search_stops_early_at_choices_that_cannot_win(name, monkeypatch):
     search, lowered = sys.modules["tessera.lower.mesh.layout_search"], []
     function, args = CASES[name]
     traced, plan = ts.jit(function).trace(*args).function, LoweringPlan(mesh=(2, 3), flash=False)
-    estimate, peak = search._estimate_cost, search.estimate_peak_memory
-    monkeypatch.setattr(search, "estimate_peak_memory", lambda block: lowered.append(block) or peak(block))
+    estimate, bound = search._estimate_cost, search.bound_peak_memory
+    monkeypatch.setattr(search, "bound_peak_memory", lambda block: lowered.append(block) or bound(block))
     *_, quick = (m for _, m in driver.iterate_passes(traced, plan))
     some = len(lowered)
     monkeypatch.setattr(search, "_estimate_cost", lambda *given: estimate(*given[:4]))
     *_, whole = (m for _, m in driver.iterate_passes(traced, plan))
     assert print_module(quick) == print_module(whole) and some < len(lowered) - some
+    assert all(bound(block) >= search.estimate_peak_memory(eliminate_dead_nodes(block)) for block in lowered)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 import tessera as ts
 from tessera.interp import graph
 from tessera.ir.numerics.conversion import convert
-from tessera.lower.passes.canonicalisation import sink_widening
+from tessera.lower.passes.gather_sinking import sink_widening
 from tessera.ops.tensor import basic, coercion, contractions
 from tessera.runtime import driver
 

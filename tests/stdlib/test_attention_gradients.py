@@ -22,9 +22,9 @@ def make_program(causal, window, scale=None):
     return ts.jit(lambda q, k, v, g: ts.value_and_grad(loss, argnums=(0, 1, 2))(q, k, v, g)[1])
 
 
-def draw(heads, groups, queries, keys, features, values, dtype):
+def draw(heads, groups, queries, keys, features, values, dtype, batch=2):
     rng = np.random.default_rng(queries + keys)
-    shapes = (2, heads, queries, features), (2, groups, keys, features), (2, groups, keys, values)
+    shapes = (batch, heads, queries, features), (batch, groups, keys, features), (batch, groups, keys, values)
     return [ts.tensor(rng.standard_normal(s).astype(np.float32)).to(dtype) for s in (*shapes, (*shapes[0][:3], values))]
 
 
@@ -41,7 +41,12 @@ def compute_exactly(operands, causal, window, scale=None):
     p = p / np.maximum(p.sum(axis=-1, keepdims=True), 1e-30)
     ds = p * (g @ values.swapaxes(2, 3) - (g * (p @ values)).sum(axis=-1, keepdims=True)) * scale
     dk, dv = ds.swapaxes(2, 3) @ q, p.swapaxes(2, 3) @ g
-    return [ds @ keys, *(x.reshape(2, groups, shared, *x.shape[2:]).sum(axis=2) for x in (dk, dv))]
+    return [ds @ keys, *(x.reshape(-1, groups, shared, *x.shape[2:]).sum(axis=2) for x in (dk, dv))]
+
+
+def draw_case(heads, *sizes):
+    """Several heads of two examples, or one head of one example: sizes of each kind, odd ones too, have both."""
+    return draw(heads, *sizes, batch=min(heads, 2))
 
 
 LIMITS = {ts.bf16: 5e-3, ts.f16: 6e-4, ts.f32: 1e-6}
@@ -68,7 +73,7 @@ WIDE_CASES = {
 def test_gradients_agree_with_the_definition(name, arch, monkeypatch):
     monkeypatch.setattr(attention_launches, "LEAST_WIDE_SCORES", ((128, 0),))
     sizes, causal, window = (CASES | WIDE_CASES)[name]
-    operands = draw(*sizes)
+    operands = draw_case(*sizes)
     levels = driver.lower(make_program(causal, window).trace(*operands).function, "ptx")
     launched = {n.attrs["kernel"] for n in levels["tile"].main.body.walk() if n.op.name == "host.launch"}
     assert {"attend", "differentiate_keys", "differentiate_queries"} <= launched
@@ -96,7 +101,7 @@ def find_kernels(program, operands):
 def test_gradients_on_a_processor(name, monkeypatch):
     monkeypatch.setattr(attention_launches, "_streams_scores", lambda *_: True)
     sizes, causal, window = PROCESSOR_CASES[name]
-    operands = draw(*sizes)
+    operands = draw_case(*sizes)
     launched, module = find_kernels(make_program(causal, window), operands)
     assert {"attend", "differentiate_keys", "differentiate_queries"} <= launched
     found = driver.compile_tile(module, "llvm")([x.numpy() for x in operands])

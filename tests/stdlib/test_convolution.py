@@ -94,6 +94,7 @@ def test_long_sums_are_cut_by_channels(channels, most, pieces, found, monkeypatc
     assert [named["pieces"] for k, named in made if k is convolution.multiply_windows] == [pieces]
 
 
+@pytest.mark.in_turn("dtype")
 @pytest.mark.parametrize("dtype", ["f4", "f2"])
 @pytest.mark.parametrize("channels", [3, 40], ids=["taps are channels", "many channels"])
 @pytest.mark.parametrize(("size", "stride"), [((3, 3), 2), ((7, 5), (3, 2)), ((4, 4), 2)], ids=str)

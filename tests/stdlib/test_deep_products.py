@@ -29,6 +29,7 @@ def draw(m, k, n, turned_a, turned_b, dtype):
     return tuple(np.ascontiguousarray(x.T if t else x).astype(TYPES[dtype]) for x, t in ((a, turned_a), (b, turned_b)))
 
 
+@pytest.mark.in_turn("dtype")
 @pytest.mark.parametrize("turned", [(False, False), (True, False), (False, True), (True, True)], ids=str)
 @pytest.mark.parametrize("dtype", TYPES)
 @pytest.mark.parametrize(("m", "k", "n"), [(48, 2048, 40), (77, 3333, 50), (256, 5000, 37), (300, 2100, 33)])

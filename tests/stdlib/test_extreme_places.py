@@ -1,5 +1,7 @@
 """Places of extremes in long rows: a program for each part, and the first of the places where the extreme is."""
 
+from functools import cache
+
 import numpy as np
 import pytest
 
@@ -84,6 +86,16 @@ def compares_pairs(module):
     return any(n.op.name in ("ts.argmax", "ts.argmin") for f in module.functions for n in f.body.walk())
 
 
+@cache
+def compile_places(name, shape, axis, dtype):
+    """The program of a processor at each level and as machine code: one for elements of all kinds."""
+    function = ts.jit(lambda y: getattr(ts, name)(y, axis=axis)).trace(np.zeros(shape, dtype.numpy)).function
+    levels = driver.lower(function, "llvm")
+    assert not compares_pairs(levels["tile"])
+    named = {level: driver.compile_level(levels, level, "llvm") for level in ("graph", "schedule", "tile", "target")}
+    return {**named, "machine code": driver.compile_tile(levels["tile"], "llvm")}
+
+
 @pytest.mark.parametrize("kind", ["normal", "equal", "negative", "infinite", "nan"])
 @pytest.mark.parametrize(("shape", "axis"), [((301, 19), 0), ((3, 70, 33), 1), ((2, 40, 1, 9), 1), ((50, 3, 4), 0)])
 @pytest.mark.parametrize("name", ["argmax", "argmin"])
@@ -97,13 +109,9 @@ def test_places_along_outer_axes_of_a_processor(name, shape, axis, kind):
     x = (-x if name == "argmin" else x).astype(np.float32)
     for dtype in (ts.f32, ts.f64, ts.bf16):
         y = x.astype(dtype.numpy)
-        levels = driver.lower(ts.jit(lambda y: getattr(ts, name)(y, axis=axis)).trace(y).function, "llvm")
-        assert not compares_pairs(levels["tile"])
         want = getattr(np, name)(y.astype(np.float64), axis=axis)
-        np.testing.assert_array_equal(driver.compile_tile(levels["tile"], "llvm")([y])[0], want)
-        for level in ("graph", "schedule", "tile", "target"):
-            (found,) = driver.run_level(levels, level, [y], "llvm")
-            np.testing.assert_array_equal(found, want)
+        for level, run in compile_places(name, shape, axis, dtype).items():
+            np.testing.assert_array_equal(run([y])[0], want, err_msg=level)
 
 
 def test_computed_elements_keep_their_place_as_they_are_compared():

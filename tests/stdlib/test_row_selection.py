@@ -77,6 +77,15 @@ def few_lanes(monkeypatch):
         monkeypatch.setattr(row_selection, name, value)
 
 
+@cache
+def select_sorted_candidates(programs, level):
+    """What selects the first 6 of 700 elements by sorted candidates: one program for elements of all kinds."""
+    levels = driver.lower(ts.jit(lambda x: ts.topk(x, 6)[1]).trace(np.zeros((2, 700), "f4")).function, "ptx")
+    names = [f.name for f in levels["tile"].functions]
+    assert has(names, "collect_keys", "sort_candidates") and has(names, "sort_keys") == (programs > 2)
+    return driver.compile_level(levels, level, "ptx")
+
+
 @pytest.mark.parametrize("level", ["tile", "target"])
 @pytest.mark.parametrize("programs", [2, 1056])  # of two rows: one part of each, or several
 @pytest.mark.parametrize("kind", ["drawn", "equal", "rising", "falling", "unknown", "few"])
@@ -87,8 +96,7 @@ def test_sorted_candidates(monkeypatch, few_lanes, kind, programs, level):
     few = np.where(np.arange(700) % 233 == 5, x, np.float32(-np.inf))
     kinds = {"equal": 0 * x, "rising": np.sort(x), "falling": -np.sort(-x), "unknown": x + np.nan, "few": few}
     x = kinds.get(kind, x)
-    names, (ours,) = run(lambda x: ts.topk(x, 6)[1], x, "ptx", level)
-    assert has(names, "collect_keys", "sort_candidates") and has(names, "sort_keys") == (programs > 2)
+    (ours,) = select_sorted_candidates(programs, level)([x])
     np.testing.assert_array_equal(ours, order(x, True)[:, :6])
 
 

@@ -71,3 +71,24 @@ def test_other_sums_stay(small):
         np.testing.assert_allclose(
             got.astype("f8"), function(*map(ts.Tensor, (a, b))).numpy().astype("f8"), rtol=0.02, atol=0.02
         )
+
+
+@pytest.mark.parametrize(("sizes", "swapped", "columns"), [
+    ((208, 512), True, 256), ((512, 208), False, 256), ((64, 64), False, 64), ((256, 512), False, 256),
+    ((48, 512), False, 128), ((512, 48), False, 64),
+])  # fmt: skip
+def test_blocks_are_chosen_for_fewest_loads(sizes, swapped, columns):
+    found = summed_products.choose_blocks(*sizes)
+    assert (found.swapped, found.columns) == (swapped, columns)
+
+
+@pytest.mark.parametrize("batch", [4, 7])  # of two together, the last has none
+def test_deep_products_are_pipelined(batch, monkeypatch):
+    monkeypatch.setattr(summed_products, "BUSY_PROGRAMS", 4)
+    monkeypatch.setattr(summed_products, "LEAST_OPERATIONS", 0)
+    g, x = draw((batch, 24, 8, 17), (batch, 40, 8, 17))
+    levels = driver.lower(ts.jit(weight_gradient).trace(g, x).function, "ptx")
+    artifact = BACKEND.emit(levels["tile"], {"arch": "sm_90a"})
+    assert any("wgmma.mma_async" in str(text) for text in artifact.files.values())
+    want = np.einsum("zmhw,znhw->mn", g.astype("f8"), x.astype("f8"))
+    np.testing.assert_allclose(BACKEND.interpreter(artifact)((g, x))[0], want, rtol=1e-5, atol=1e-4)

@@ -249,7 +249,10 @@ TEAM_THREADS = (32, 1024)  # the fewest and the most threads of a team
 ELEMENTS_PER_THREAD = 8  # elements of the largest block that a thread holds, where the team can be as large
 MMA_ELEMENTS_PER_THREAD = 128  # the same with tensor cores: what a warp reads serves 64 rows and columns
 WIDE_ELEMENTS_PER_THREAD = 32  # from so many on a team grows past PREFERRED_THREADS
+CARRIED_ELEMENTS_PER_THREAD = 100  # elements of all blocks that a loop carries, which take registers throughout
 PREFERRED_THREADS = 256
+SPREAD_THREADS = 1 << 16  # threads of a whole GPU; so few elements of a pointwise kernel have one each
+SPREAD_TEAM = 512  # the most of them in a team
 REALIGNED_THREADS = 768  # of a multiprocessor whose programs walk misaligned rows
 SM_REGISTERS = 1 << 16  # registers of a multiprocessor
 MAX_RESIDENT_BLOCKS = 8  # the most blocks that are asked to share its registers
@@ -293,15 +296,31 @@ def choose_team_size(function: Function) -> int:
         # Of several products, a warp has whole rows.
         most_threads = TEAM_THREADS[1] if len(split) == 1 else WARP_THREADS * max(min(split) // DOUBLE_MMA[0], 4)
         return _round_team(most // WIDE_ELEMENTS_PER_THREAD, most_threads)
+    if (few := _count_spread_elements(function, most)) < ELEMENTS_PER_THREAD:
+        return min(max(most // few, TEAM_THREADS[0]), SPREAD_TEAM)
     wanted = (
         most // ELEMENTS_PER_THREAD
         if most // ELEMENTS_PER_THREAD <= PREFERRED_THREADS
         else max(PREFERRED_THREADS, most // WIDE_ELEMENTS_PER_THREAD)
     )
+    carried = [sum(map(_element_count, n.results)) for n in function.body.walk() if n.op is control_flow_ops.for_]
+    wanted = max(wanted, min(max(carried, default=0) // CARRIED_ELEMENTS_PER_THREAD, PREFERRED_THREADS))
     if cached := get_fact(function, "cached", 0):  # few blocks share the memory of a multiprocessor
         resident = max(SHARED_LIMIT[get_fact(function, "arch")] // cached, 1)
         wanted = max(wanted, min(most // ELEMENTS_PER_THREAD, TEAM_THREADS[1] // resident))
     return min(max(1 << max(wanted - 1, 0).bit_length(), TEAM_THREADS[0]), TEAM_THREADS[1])
+
+
+def _count_spread_elements(function: Function, most: int) -> int:
+    """The elements of long pointwise functions that a thread takes where they are spread over the whole GPU."""
+    plain = (*PLAIN_OPS, shape_ops.reshape, control_flow_ops.if_)
+    spread = all(n.op.pointwise or n.op in plain for n in function.body.walk())
+    slow = any(n.op.is_transcendental for n in function.body.walk())
+    if not (spread and slow and LaunchFacts.of(function).grids) or most & (most - 1):
+        return ELEMENTS_PER_THREAD
+    programs = max(math.prod(find_size_bounds(n)[1] for n in grid) for grid in LaunchFacts.of(function).grids)
+    each = math.ceil(min(programs * most / SPREAD_THREADS, ELEMENTS_PER_THREAD))
+    return 1 << max(each - 1, 0).bit_length()
 
 
 def _round_team(threads: int, most: int) -> int:
@@ -335,6 +354,8 @@ def choose_vector_width(function: Function) -> int:
     accesses = (tile.load, tile.store, prefetched_load)
     narrow = [n.args[0].type.dtype for n in function.body.walk() if n.op in accesses]
     most = max(1, min(8, 16 // min((element_bytes(d) for d in narrow), default=4)))
+    elements = max((_element_count(v) for node in function.body.walk() for v in node.results), default=1)
+    most = min(most, _count_spread_elements(function, elements))
     if all(n.op.pointwise or n.op in (*PLAIN_OPS, control_flow_ops.if_) for n in function.body.walk()):
         stored = [element_bytes(n.args[0].type.dtype) for n in function.body.walk() if n.op is tile.store]
         most = min(most, max(1, VECTOR_BYTES // max(stored, default=1)))  # whole sectors are written at once

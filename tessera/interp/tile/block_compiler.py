@@ -123,7 +123,7 @@ class BlockEmitter:
     def _pure(self, node: Node) -> str:
         """Emit a pure op; index scalars stay affine where possible, else they become arrays."""
         if len(node.results) > 1:
-            calculate = self.object(partial(node.op.compute, node.types, node.result_types, node.keywords))
+            calculate = self.object(partial(node.op.compute, node.types, node.result_types, node.attrs.plain()))
             return f"[{self._join_names(node.results)}] = {calculate}([{', '.join(map(self._array, node.args))}])"
         out = self.name(node.out)
         if any(v.type == tile.INDEX_TYPE for v in node.args):
@@ -184,7 +184,7 @@ def _make_pure_function(node: Node) -> Callable[[list[Any]], Any]:
 
 
 def _bind_reference(node: Node) -> Callable[..., Any]:
-    return partial(node.op.ref, **node.keywords) if node.attrs else node.op.ref
+    return partial(node.op.ref, **node.attrs.plain()) if node.attrs else node.op.ref
 
 
 def _make_rounding(node: Node) -> Callable[[Any], Any]:

@@ -218,7 +218,7 @@ def evaluate_pure(machine: TileMachine, node: Node, args: list[Any]) -> Sequence
     """Evaluate a pure op: NumPy broadcasting handles the instance axes."""
     if machine.bound:
         return apply_with_bounds(node.op, node.types, node.result_types, node.attrs, args)
-    return node.op.compute(node.types, node.result_types, node.keywords, args)
+    return node.op.compute(node.types, node.result_types, node.attrs.plain(), args)
 
 
 # prepare(node, operands) returns the operands in the form that NumPy needs.

@@ -15,7 +15,7 @@ from tessera.ir.core import Attrs, Block, Function, Module, Node, Value
 from tessera.ir.rewrite import eliminate_dead_nodes
 from tessera.lower.mesh import launch_lowering, matmul, op_rules
 from tessera.lower.mesh.control_flow import region_rules
-from tessera.lower.mesh.cost_model import estimate_peak_memory
+from tessera.lower.mesh.cost_model import bound_peak_memory, estimate_peak_memory
 from tessera.lower.mesh.launch_programs import partition_launch
 from tessera.lower.mesh.mesh_lowering import (
     CONSTANT,
@@ -141,13 +141,15 @@ def _estimate_cost(
     reached = [0]
     most = best[2] if best[:2] == (-math.inf, 0) else math.inf
     try:
-        with lowering.builder.region() as nodes:
+        with lowering.builder.at(function.loc), lowering.builder.region() as nodes:
             _lower_body(lowering, function, splits, reached, most)
     except NoMapping:
         return (-reached[0], math.inf, math.inf)
     except _TooManyCycles:
         return (-math.inf, 0, lowering.cycles)
-    memory = estimate_peak_memory(eliminate_dead_nodes(Block((), tuple(nodes), ())))
+    block = Block((), tuple(nodes), ())
+    fits = bound_peak_memory(block) <= PIECE_MEMORY_BYTES
+    memory = 0 if fits else estimate_peak_memory(eliminate_dead_nodes(block))
     return (-math.inf, max(0, memory - PIECE_MEMORY_BYTES), lowering.cycles)
 
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
 from tessera.core.symbolic_dim import Dim
 from tessera.core.types import TensorType
-from tessera.ir.core import Block, Function, Node, Value
+from tessera.ir.core import Function, Node, Value
 from tessera.ir.rewrite import RewritePatterns, Rewriter, eliminate_common_subexpressions, rewrite_function
 from tessera.ir.rules import REGISTRY, Op
 from tessera.lower.indexing_maps import get_shape, get_tensor_type
@@ -65,11 +65,15 @@ def _(rewriter, node, args):
 def _(rewriter, node, args):
     if args[0].type == node.out.type:
         return args[0]
-    below = rewriter.find_producer(args[0], shape.reshape)
-    if below and _get_element_type(args[0]).dtype.bits > _get_element_type(node.out).dtype.bits:
-        # A product keeps its own shape up to its result, where a reshape costs nothing.
-        narrow = rewriter.add(basic.cast, below.args[0], dtype=node.attrs["dtype"])
-        return rewriter.add(shape.reshape, narrow, shape=node.out.type.shape)
+    out = _get_element_type(node.out)
+    wide = _find_widening(rewriter, args[0], 0)
+    if wide and out.dtype.is_float and out.policy is None:  # what was widened is rounded as it was before
+        same = out == _get_element_type(wide.args[0])
+        return wide.args[0] if same else rewriter.add(basic.cast, wide.args[0], dtype=node.attrs["dtype"])
+    if _get_element_type(args[0]).dtype.bits > out.dtype.bits:
+        narrow = _narrow_moved(rewriter, args[0], node.attrs)
+        if narrow is not None:
+            return narrow
     inner = rewriter.find_producer(args[0], elementwise.neg)
     if inner and _rounds_symmetrically(_get_element_type(args[0]), _get_element_type(node.out)):
         return rewriter.add(elementwise.neg, rewriter.add(basic.cast, inner.args[0], dtype=node.attrs["dtype"]))
@@ -77,6 +81,18 @@ def _(rewriter, node, args):
     if value is None:
         return None
     return make_splat(rewriter, node.out, _fold_constants(node, [_get_splat_array(rewriter, args[0])]))
+
+
+def _narrow_moved(rewriter: Rewriter, value: Value, attrs: Mapping[str, Any]) -> Value | None:
+    """The cast of what is moved to a narrower type, moved as it was; None where nothing is.
+
+    A product keeps its own shape up to its result, where a reshape costs nothing; fewer bytes are moved.
+    """
+    moved = rewriter.find_producer(value, shape.reshape, shape.permute, basic.fusion_barrier)
+    if moved is None:
+        return None
+    inner = _narrow_moved(rewriter, moved.args[0], attrs)
+    return rewriter.add(moved.op, inner or rewriter.add(basic.cast, moved.args[0], **attrs), **moved.attrs)
 
 
 def _rounds_symmetrically(source: TensorType, out: TensorType) -> bool:
@@ -316,28 +332,6 @@ def _find_narrow_source(rewriter: Rewriter, value: Value) -> Value | None:
     if len(parts) < len(found) or len({_get_element_type(x).dtype for x in parts}) > 1:
         return None
     return rewriter.add(node.op, *parts, **node.attrs)
-
-
-def sink_widening(function: Function) -> Function:
-    """Code sinking: each cast to a wider type is directly before its first use; registers then hold narrow values."""
-    waiting: dict[Value, Node] = {}
-    nodes: list[Node] = []
-    for node in function.body.nodes:
-        if node.op is basic.cast and is_narrow(_get_element_type(node.args[0])):
-            waiting[node.out] = node
-        else:
-            _place_after_casts(node, waiting, nodes)
-    while waiting:
-        _place_after_casts(waiting.pop(next(iter(waiting))), waiting, nodes)
-    return replace(function, body=Block(function.body.params, tuple(nodes), function.body.results))
-
-
-def _place_after_casts(node: Node, waiting: dict[Value, Node], nodes: list[Node]) -> None:
-    """Append a node, and before it the waiting casts that it uses."""
-    for value in list(waiting) if node.regions else node.args:
-        if value in waiting:
-            _place_after_casts(waiting.pop(value), waiting, nodes)
-    nodes.append(node)
 
 
 @canonicalisation(reduce.argmax, reduce.argmin)

@@ -2,20 +2,22 @@
 
 The loss of a classifier picks one log-probability of each row. Without this rewrite a kernel writes all of them, and a
 second one reads those; with it a kernel finds two numbers of each row, and computes the rest for the picked elements.
+Casts to wider types sink to their first use.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tessera.core.symbolic_dim import Size
 from tessera.core.types import int64
-from tessera.ir.core import Function, Node, Value
+from tessera.ir.core import Block, Function, Node, Value
 from tessera.ir.rewrite import RewritePatterns, Rewriter, UseDef, rewrite_function
 from tessera.lower.indexing_maps import get_shape, get_tensor_type
 from tessera.ops.tensor import basic, elementwise, shape
+from tessera.ops.tensor.coercion import is_narrow
 from tessera.ops.tensor.shape import count_elements
 
 MIN_RATIO = 8  # elements of the source for each one that is picked
@@ -200,3 +202,25 @@ class SunkGather:
 
     def _iota(self, axis: int) -> Value:
         return self.rewriter.add(shape.iota, shape=self.pick.sizes, axis=axis - len(self.pick.sizes), dtype=int64)
+
+
+def sink_widening(function: Function) -> Function:
+    """Code sinking: each cast to a wider type is directly before its first use; registers then hold narrow values."""
+    waiting: dict[Value, Node] = {}
+    nodes: list[Node] = []
+    for node in function.body.nodes:
+        if node.op is basic.cast and is_narrow(get_tensor_type(node.args[0]).with_shape(())):
+            waiting[node.out] = node
+        else:
+            _place_after_casts(node, waiting, nodes)
+    while waiting:
+        _place_after_casts(waiting.pop(next(iter(waiting))), waiting, nodes)
+    return replace(function, body=Block(function.body.params, tuple(nodes), function.body.results))
+
+
+def _place_after_casts(node: Node, waiting: dict[Value, Node], nodes: list[Node]) -> None:
+    """Append a node, and before it the waiting casts that it uses."""
+    for value in list(waiting) if node.regions else node.args:
+        if value in waiting:
+            _place_after_casts(waiting.pop(value), waiting, nodes)
+    nodes.append(node)

@@ -10,9 +10,12 @@ of a norm's gradient. A pointwise kernel of the results of a reduction alone is 
 
 from __future__ import annotations
 
+import itertools
 import math
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 from tessera.core.symbolic_dim import Size
@@ -102,12 +105,12 @@ class FusibleKernel:
         """Its body."""
         return self.node.regions[0]
 
-    @property
+    @cached_property
     def extents(self) -> tuple[Size, ...]:
         """The sizes of its dims."""
         return tuple(extent for _, extent, _ in self.node.attrs["dims"])
 
-    @property
+    @cached_property
     def accesses(self) -> list[Node]:
         """Its loads and stores, in order."""
         return [n for n in self.block.nodes if n.op in ACCESSES]
@@ -116,7 +119,7 @@ class FusibleKernel:
         """The memory that an access touches."""
         return self.bases[self.block.params.index(access.args[0])]
 
-    @property
+    @cached_property
     def written(self) -> set[Value]:
         """The memories that it stores to."""
         return {self.base(n) for n in self.accesses if n.op is schedule.store}
@@ -212,7 +215,17 @@ class _RegionFusion:
                 self.made.append(kernel or node)
         if len(self.made) == sum(node.op not in (host.alloc, *VIEWS) for node in self.block.nodes):
             return self.block
-        nodes = [self.drop_unread(k) if isinstance(k, FusibleKernel) else k for k in self.made]
+        return self.drop_unread()
+
+    def drop_unread(self) -> Block:
+        """The region without stores to its own buffers that no other node touches."""
+        own = {n.out for n in self.defined if n.op is host.alloc}
+        touched = [self.find_storages(k)[0] for k in self.made]
+        users = Counter(itertools.chain.from_iterable(touched))
+        nodes = [
+            self.drop_stores(k, {v for v in own & storages if users[v] == 1}) if isinstance(k, FusibleKernel) else k
+            for k, storages in zip(self.made, touched, strict=True)
+        ]
         return replace(self.block, nodes=(*_keep_used(self.defined, nodes), *nodes))
 
     def combine(self, kernel: FusibleKernel) -> bool:
@@ -307,13 +320,10 @@ class _RegionFusion:
         self.memory.views[made.out] = made  # type: ignore[index]
         return made.out
 
-    def drop_unread(self, kernel: FusibleKernel) -> Node:
-        """A kernel without stores to buffers of the region that no other node touches."""
-        own = {n.out for n in self.defined if n.op is host.alloc}
-        others = [k for k in self.made if k is not kernel]
-        read = {v for k in others for v in self.find_storages(k)[0]}
-        read |= {self.memory.storage(kernel.base(n)) for n in kernel.accesses if n.op is schedule.load}
-        dead = {v for v in kernel.written if self.memory.storage(v) in own - read}
+    def drop_stores(self, kernel: FusibleKernel, private: set[Value]) -> Node:
+        """A kernel without stores to the buffers that it alone touches, unless it reads them."""
+        read = {self.memory.storage(kernel.base(n)) for n in kernel.accesses if n.op is schedule.load}
+        dead = {v for v in kernel.written if self.memory.storage(v) in private - read}
         if not dead or dead == kernel.written or kernel.reductions:
             return kernel.node
         body = _JoinedBody(kernel.extents)

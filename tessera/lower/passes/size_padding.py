@@ -12,7 +12,7 @@ from typing import Any
 
 from tessera.core.errors import UnsupportedOpError
 from tessera.core.symbolic_dim import Dim, Size, evaluate_shape, symbol_names
-from tessera.core.types import TensorType, int32
+from tessera.core.types import TensorType, int32, int64
 from tessera.ir.builder import Builder, override_numerics
 from tessera.ir.core import Attrs, Function, Node, Value, evaluate_attribute, find_size_names
 from tessera.ir.rewrite import expand_composites
@@ -316,14 +316,30 @@ def _pad_slice(padding: _SizePadding, node: Node) -> None:
 
 
 def _pad_gather(padding: _SizePadding, node: Node) -> None:
-    """Rows at indices, which are those of elements; padding among the indices is 0."""
+    """Rows at indices, which are those of elements; padding among the indices is 0.
+
+    Those of a padded axis count from the end of its elements, and one behind these is outside.
+    """
     x, indices = node.args
     held, own = padding.get_layout(x), padding.get_layout(indices)
     axis = node.attrs["axis"] % len(held)
     if len(held[axis]) > 1 and _has_symbols(held[axis][1:]):  # places move
         raise padding.make_error(node, sorted(symbol_names(held[axis])))
-    given = [padding.values[x], padding.fill(node, indices, range(len(own)), 0)]
-    padding.add(node, given, [(*held[:axis], *own, *held[axis + 1 :])])
+    places = padding.fill(node, indices, range(len(own)), 0)
+    if _has_symbols(held[axis]):
+        places = _find_places(padding, places, x.type.shape[axis])  # type: ignore[union-attr]
+    padding.add(node, [padding.values[x], places], [(*held[:axis], *own, *held[axis + 1 :])])
+
+
+def _find_places(padding: _SizePadding, indices: Tensor, size: Size) -> Tensor:
+    """Indices from 0 on of an axis that has more elements than `size`; those of no element are outside of all."""
+    places = basic.cast(indices, dtype=int64)
+    end = basic.broadcast_to(basic.cast(padding.as_scalar(padding.size(size)), dtype=int64), shape=places.shape)
+    zero = basic.full(shape=places.shape, value=0, dtype=int64)
+    places = elementwise.where(elementwise.less(places, zero), places + end, places)
+    inside = elementwise.bitwise_and(elementwise.greater_equal(places, zero), elementwise.less(places, end))
+    outside = basic.full(shape=places.shape, value=int(evaluate_shape((size,), padding.upper)[0]), dtype=int64)
+    return elementwise.where(inside, places, outside)
 
 
 def _pad_more(padding: _SizePadding, node: Node) -> None:

@@ -57,6 +57,13 @@ class ElementValue:
 
 
 @dataclass(frozen=True)
+class PlaceValue:
+    """A value of each place in a window, the same in all windows, as weights are: what is broadcast to the spreads."""
+
+    values: tuple[Value, ...]
+
+
+@dataclass(frozen=True)
 class Computed:
     """A pointwise op on such values."""
 
@@ -114,13 +121,13 @@ def _gather_spread_sums(function: Function, overlapping: bool) -> Function:
     found: dict[Node, WindowSum | PhaseSum] = {}
     for node in _find_sums(uses):
         made = WindowSum.of(uses, node)
-        if made is not None and (overlapping or made.is_apart()):
+        if made is not None and not _depends_on_place(made.term) and (overlapping or made.is_apart()):
             found[node] = made
         elif made is not None:
             part = _find_part(uses, node)
             axes = tuple(itertools.starmap(PhaseAxis, zip(made.axes, *_find_range(part or node), strict=True)))
             if 1 < max(a.step for a in axes) <= MAX_STEP:
-                found[part or node] = PhaseSum(made, axes)
+                found[part or node] = PhaseSum(made, axes, overlapping)
     if not found:
         return function
     patterns = RewritePatterns("window sums", same_types=True)
@@ -209,7 +216,8 @@ class WindowSum:
 
     uses: UseDef
     axes: tuple[WindowAxis, ...]
-    term: Any  # WindowValue, ElementValue or Computed
+    starts: tuple[tuple[int, ...], ...]  # of the spreads
+    term: Any  # WindowValue, ElementValue, PlaceValue or Computed
     dtype: DType
 
     @staticmethod
@@ -222,7 +230,8 @@ class WindowSum:
         match = TermMatch(uses, spreads, get_shape(node.out))  # type: ignore[arg-type]
         term = match.unify([s.values for s in spreads])  # type: ignore[union-attr]
         gains = match.has_elements or any(a.step > 1 for a in axes)
-        return WindowSum(uses, axes, term, node.out.type.dtype) if term is not None and gains else None
+        starts = tuple(s.start for s in spreads)  # type: ignore[union-attr]
+        return WindowSum(uses, axes, starts, term, node.out.type.dtype) if term is not None and gains else None
 
     def is_apart(self) -> bool:
         """Whether each element lies in one window at most."""
@@ -304,10 +313,11 @@ class PhaseAxis:
 
 @dataclass(frozen=True)
 class PhaseSum:
-    """A part of a sum of windows by phases."""
+    """A part of a sum of windows by phases; with `guards`, elements test whether there are windows, else zeros are."""
 
     whole: WindowSum
     axes: tuple[PhaseAxis, ...]
+    guards: bool = False
 
     def compute(self, rewriter: Rewriter) -> Value:
         """The sum, phase by phase."""
@@ -335,12 +345,17 @@ class PhaseSum:
             return Tensor(rewriter.add(term.node.op, *(x.data for x in args), **term.node.attrs))
         if isinstance(term, ElementValue):
             return self._read_elements(rewriter, term.value, phase)
+        if isinstance(term, PlaceValue):
+            axes = zip(self.axes, phase, windows, strict=True)
+            number = self.whole.starts.index(tuple(a.start + n - window * a.step for a, n, window in axes))
+            value = Tensor(rewriter.new(term.values[number]))
+            return basic.broadcast_to(value, shape=tuple(a.count for a in self.axes))
         found = self._read_windows(rewriter, term.value)
         start = tuple(n + a.find_margins()[0] for a, n in zip(self.axes, windows, strict=True))
         return _slice_block(found, start, tuple(a.count for a in self.axes))
 
     def _read_windows(self, rewriter: Rewriter, value: Value) -> Tensor:
-        """A value of windows, and zeros for those before the first and behind the last, so that rows have no guards."""
+        """A value of windows, and zeros for those before the first and behind the last: in memory unless `guards`."""
         low, high = zip(*(a.find_margins() for a in self.axes), strict=True)
         base = _strip_views(self.whole.uses, value)
         found = reshape(Tensor(rewriter.new(base)), shape=tuple(a.windows.count for a in self.axes))
@@ -348,7 +363,8 @@ class PhaseSum:
             found = basic.fusion_barrier(found)
         if not any((*low, *high)):
             return found
-        return basic.fusion_barrier(shape.pad(found, low=low, high=high, value=0))
+        padded = shape.pad(found, low=low, high=high, value=0)
+        return padded if self.guards else basic.fusion_barrier(padded)
 
     def _read_elements(self, rewriter: Rewriter, value: Value, phase: Sequence[int]) -> Tensor:
         """The elements of a phase; behind the part there may be any. Padding that the part leaves out is not read."""
@@ -400,7 +416,7 @@ class TermMatch:
     nodes: int = 0
     has_elements: bool = False
 
-    def unify(self, values: Sequence[Value]) -> WindowValue | ElementValue | Computed | None:
+    def unify(self, values: Sequence[Value]) -> WindowValue | ElementValue | PlaceValue | Computed | None:
         """One value of each spread as one term; None where they are not computed alike."""
         counts = self.spreads[0].counts
         if _drop_ones(get_shape(values[0])) != _drop_ones(counts):
@@ -414,7 +430,8 @@ class TermMatch:
         if first.op is shape.slice_:
             return self._find_elements(nodes)  # type: ignore[arg-type]
         if first.op in (shape.reshape, basic.broadcast_to):
-            return self.unify([n.args[0] for n in nodes])  # type: ignore[union-attr]
+            found = self.unify([n.args[0] for n in nodes])  # type: ignore[union-attr]
+            return self._find_places(nodes) if found is None and first.op is basic.broadcast_to else found  # type: ignore[arg-type]
         self.nodes += 1
         alike = all(n.attrs == first.attrs for n in nodes)  # type: ignore[union-attr]
         if not first.op.pointwise or not alike or self.nodes > MAX_NODES:
@@ -431,6 +448,20 @@ class TermMatch:
         )
         self.has_elements |= same
         return ElementValue(source) if same else None
+
+    def _find_places(self, nodes: Sequence[Node]) -> PlaceValue | None:
+        """What is broadcast to each spread along the axes of its windows."""
+        sources = [get_shape(n.args[0]) for n in nodes]
+        missing = len(self.sizes) - len(sources[0])
+        first = self.spreads[0]
+        along = [i for i, s in enumerate(first.step) if s > 1 or len({each.start[i] for each in self.spreads}) > 1]
+        same = len(set(sources)) == 1 and get_shape(nodes[0].out) == tuple(first.counts)
+        fits = same and all(i < missing or sources[0][i - missing] == 1 for i in along)
+        return PlaceValue(tuple(n.args[0] for n in nodes)) if fits else None
+
+
+def _depends_on_place(term: Any) -> bool:
+    return isinstance(term, PlaceValue) or (isinstance(term, Computed) and any(map(_depends_on_place, term.args)))
 
 
 def _drop_ones(sizes: Sequence[Any]) -> tuple[Any, ...]:

@@ -11,11 +11,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Hashable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from tessera.core.symbolic_dim import Size, ceil_divide
 from tessera.core.types import int64, scalar
-from tessera.ir.core import Attrs, Block, Function, Module, Node, Value, merge_scopes, structural_key
+from tessera.ir.core import MAX_SCOPES, Attrs, Block, Function, Module, Node, Value, merge_scopes, structural_key
 from tessera.ir.rewrite import (
     RewritePatterns,
     Rewriter,
@@ -221,22 +221,48 @@ class GridTiling:
         return GridTiling((tuple(many[:split]), *((m,) for m in many[split:]))) if many else GridTiling(())
 
 
+@dataclass
+class _LoweredKernels:
+    """The tile functions of a module. Kernels that are equal, and of the same lines, are one function."""
+
+    functions: dict[Hashable, Function] = field(default_factory=dict)
+    # By the kernel before its lowering: the launch, and the scopes that each of its nodes has had.
+    known: dict[Hashable, tuple[Attrs, list[set[str]]]] = field(default_factory=dict)
+
+    def find_launch(self, node: Node) -> Attrs:
+        """The launch of a kernel, as the layers of a model have it many times: it is lowered where that may differ."""
+        key = structural_key(Function("", node.regions[0], node.attrs, node.loc))
+        scopes = [node.loc.scope, *(n.loc.scope for n in node.regions[0].walk())]
+        launch, seen = self.known.get(key, (None, [set[str]() for _ in scopes]))
+        # A scope that is known, or one too many to be named, changes no location of the function.
+        if launch is None or any(
+            s not in held and len(held) <= MAX_SCOPES for s, held in zip(scopes, seen, strict=True)
+        ):
+            launch = self._lower(node)
+            for scope, held in zip(scopes, seen, strict=True):
+                held.add(scope)
+            self.known[key] = launch, seen
+        return launch
+
+    def _lower(self, node: Node) -> Attrs:
+        function, grid = lower_kernel(node, len(self.functions))
+        key = structural_key(replace(function, name=""))
+        function = self.functions[key] = merge_scopes(self.functions.get(key, function), function)
+        return Attrs({"kernel": function.name, "grid": grid})
+
+
 def to_tile(module: Module) -> Module:
     """Lower a Schedule module to a Tile module: each kernel becomes a launch of a tile function."""
-    kernels: dict[Hashable, Function] = {}
+    kernels = _LoweredKernels()
     patterns = RewritePatterns("kernel to launch")
 
     @patterns(schedule.kernel)
     def _(rewriter: Rewriter, node: Node, args: list[Value]) -> tuple[()]:
-        function, grid = lower_kernel(node, len(kernels))
-        # Kernels that are equal, and of the same lines, are one function.
-        key = structural_key(replace(function, name=""))
-        function = kernels[key] = merge_scopes(kernels.get(key, function), function)
-        rewriter.builder.add(host.launch, args, {"kernel": function.name, "grid": grid})
+        rewriter.builder.add(host.launch, args, kernels.find_launch(node))
         return ()
 
     main = rewrite_function(module.main, patterns)
-    return module.replace(main, *kernels.values(), *module.functions[1:], level="tile")
+    return module.replace(main, *kernels.functions.values(), *module.functions[1:], level="tile")
 
 
 def lower_kernel(node: Node, number: int) -> tuple[Function, tuple[Size, ...]]:

@@ -32,7 +32,8 @@ from tessera.ir.rewrite import eliminate_common_subexpressions, eliminate_dead_c
 from tessera.ir.tensor import Tensor
 from tessera.ir.verify import verify
 from tessera.lower.lowering_plan import LoweringPlan
-from tessera.lower.passes.canonicalisation import canonicalise, sink_widening
+from tessera.lower.passes.canonicalisation import canonicalise
+from tessera.lower.passes.gather_sinking import sink_widening
 from tessera.lower.passes.size_padding import pad_sizes
 from tessera.lower.pipeline import list_steps
 from tessera.runtime import driver

@@ -86,13 +86,33 @@ def _(g, x, weight, bias_sizes, stride, padding, dilation, transposed, output_pa
     settings = (stride, padding, dilation, transposed, output_padding, groups)
     by_x = by_weight = by_bias = None
     if output_mask[0]:
-        by_x = narrow_to(pull_back(lambda v: convolution(v, ww, None, *settings), xw, gw), dtype)
+        if not transposed and g.dtype == weight.dtype == dtype and _slides(g, x, weight, stride):
+            by_x = _transpose_convolution(g, x, weight, stride, padding, dilation, groups)
+        else:
+            by_x = narrow_to(pull_back(lambda v: convolution(v, ww, None, *settings), xw, gw), dtype)
     if output_mask[1]:
         by_weight = narrow_to(pull_back(lambda v: convolution(xw, v, None, *settings), ww, gw), weight.dtype)
     if output_mask[2]:
         axes = tuple(i for i in range(gw.ndim) if i != gw.ndim - rank - 1)
         by_bias = narrow_to(r.sum(gw, axis=axes), dtype)
     return by_x, by_weight, by_bias
+
+
+def _slides(g: Tensor, x: Tensor, weight: Tensor, stride: Any) -> bool:
+    """Whether windows of several elements, of a batch of known sizes, follow each other without steps."""
+    known = all(t.ndim == weight.ndim and all(isinstance(n, int) and n for n in t.shape) for t in (g, x, weight))
+    return known and set(per_axis(stride, weight.ndim - 2)) == {1} and any(n > 1 for n in weight.shape[2:])
+
+
+def _transpose_convolution(
+    g: Tensor, x: Tensor, weight: Tensor, stride: Any, padding: Any, dilation: Any, groups: int
+) -> Tensor:
+    """The gradient of a convolution by its input: a transposed convolution, which needs no windows in memory."""
+    rank = weight.ndim - 2
+    steps, around, gaps = (per_axis(v, rank) for v in (stride, padding, dilation))
+    axes = zip(g.shape[2:], x.shape[2:], weight.shape[2:], steps, around, gaps, strict=True)
+    rest = tuple(size - ((n - 1) * s - 2 * p + d * (k - 1) + 1) for n, size, k, s, p, d in axes)
+    return TRANSPOSED[rank](g, weight, None, steps, around, rest, groups, gaps)
 
 
 @aten("im2col.default")

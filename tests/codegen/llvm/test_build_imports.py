@@ -1,4 +1,5 @@
-"""A build for llvm loads the compiler alone: no emulator, no sanitizer, no debugger, no other generator."""
+"""A build for llvm, and a program of several ranks on it, load the compiler alone: no emulator, no sanitizer, no
+debugger, no other generator."""
 
 import subprocess
 import sys
@@ -34,4 +35,27 @@ def test_a_build_for_llvm_loads_no_emulator_and_no_debugger(tmp_path):
     command = [sys.executable, "-c", BUILD, str(tmp_path / "softmax"), str(tmp_path / "add")]
     loaded = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
     assert "tessera.codegen.llvm.generator" in loaded
+    assert [name for name in loaded if name.startswith(REFUSED) and name not in ALLOWED] == []
+
+
+RANKS = """
+import sys
+
+import tessera as ts
+
+
+@ts.spmd(mesh=ts.Mesh(2), target="llvm")
+def add_ranks(x):
+    return ts.all_reduce(x)
+
+
+assert add_ranks(ts.ones(2)).tolist() == [2.0, 2.0]
+print(*(name for name in sys.modules if name.startswith("tessera.")))
+"""
+
+
+def test_ranks_on_a_processor_load_no_emulator_and_no_other_generator():
+    """Each process of MPI would load them."""
+    loaded = subprocess.run([sys.executable, "-c", RANKS], capture_output=True, text=True, check=True).stdout.split()
+    assert "tessera.dist.simulation" in loaded
     assert [name for name in loaded if name.startswith(REFUSED) and name not in ALLOWED] == []

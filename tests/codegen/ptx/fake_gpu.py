@@ -143,7 +143,11 @@ class FakeGpu:
             dtype = np.dtype(SCALARS[kind])
             value = np.frombuffer((ctypes.c_uint8 * dtype.itemsize).from_address(at), dtype)[0]
             values.append(self._at(int(value)) if kind in ("u64", "b64") else value)
-        module.launch(name, tuple(config.grid), tuple(config.block), values, config.shared)
+        launch = name, tuple(config.grid), tuple(config.block), values, config.shared
+        self._execute(lambda: module.launch(*launch))
+
+    def _execute(self, launch):
+        launch()
 
 
 class FakeEvent:

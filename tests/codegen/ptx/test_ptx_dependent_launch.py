@@ -43,7 +43,7 @@ PROGRAMS = {
 
 
 # How many loads come ahead of the wait in some of them: also those of weights that kernels read after other results.
-EARLY_LOADS = {"pointwise": 1, "softmax": 2, "products of a row": 4, "weighted softmax": 1}
+EARLY_LOADS = {"pointwise": 2, "softmax": 2, "products of a row": 4, "weighted softmax": 1}
 
 
 def split_entries(text):

@@ -4,18 +4,19 @@ import types
 
 import numpy as np
 import pytest
+from fake_gpu import FakeGpu
 
 import tessera as ts
 from tessera import tile
 from tessera.codegen.ptx import BACKEND
-from tessera.codegen.ptx.runtime import launch_watch, queued_plan
+from tessera.codegen.ptx.runtime import driver_api, launch_watch, queued_plan
 from tessera.codegen.ptx.runtime.driver_api import MappedMemory
 from tessera.codegen.ptx.runtime.emulated_program import TEXT_FILE, LaunchBuffers, choose_hardware_grid
-from tessera.codegen.ptx.runtime.gpu_program import EntryLaunch
+from tessera.codegen.ptx.runtime.gpu_program import EntryLaunch, GpuProgram
 from tessera.codegen.ptx.runtime.launch_watch import LaunchWatch
 from tessera.codegen.ptx.runtime.queued_plan import QueuedPlan
 from tessera.core import queued_failures
-from tessera.core.errors import ExecutionError
+from tessera.core.errors import ExecutionError, OutOfBoundsError
 from tessera.interp.target.ptx import PtxModule
 from tessera.runtime import driver
 from tessera.runtime.program import prepare
@@ -193,3 +194,34 @@ def test_collectives_of_the_host_run_where_they_start(monkeypatch):
     engine.start(0, 2)
     engine.wait(1)
     assert called == [0, 1]
+
+
+class LateGpu(FakeGpu):
+    """A GPU that executes what is queued only when somebody waits for it, or copies from it."""
+
+    def __init__(self):
+        super().__init__(lambda name: 0.0)
+        self._queued = []
+        self.driver.Context.synchronize = self._catch_up
+        self.driver.memcpy_dtoh = lambda array, address: (self._catch_up(), self._read(array, address))
+
+    def _execute(self, launch):
+        self._queued.append(launch)
+
+    def _catch_up(self):
+        while self._queued:
+            self._queued.pop(0)()
+
+
+def test_a_run_waits_before_it_examines_memory_that_the_host_sees(monkeypatch):
+    """Kernels write it at any time; a copy would have waited for them."""
+    gpu = LateGpu()
+    monkeypatch.setattr(driver_api, "load_driver_library", lambda: gpu)
+    x, places = np.arange(12, dtype="f4").reshape(4, 3), np.array([3, 0, 1], "i4")
+    levels = driver.lower(ts.jit(lambda x, i: ts.take(x, i, axis=0)).trace(x, places).function, "ptx")
+    program = GpuProgram(BACKEND.emit(levels["tile"], {"arch": "sm_90a"}), gpu)
+    np.testing.assert_array_equal(program.run([x, places])[0], x[places])
+    for wrong in (4, -5):
+        with pytest.raises(OutOfBoundsError, match=f"index {wrong} is outside axis 0 of size 4"):
+            program.run([x, np.array([0, wrong, 1], "i4")])
+    np.testing.assert_array_equal(program.run([x, places])[0], x[places])

@@ -40,6 +40,7 @@ def count_loads(function):
     return sum(n.op.name in ("tile.load", "tile.gather") and n.args[0] in function.params for n in function.body.walk())
 
 
+@pytest.mark.in_turn("dtype")
 @pytest.mark.parametrize("dtype", ["f2", "f4"])
 @pytest.mark.parametrize("size", [2048, 2061, 3001])
 @pytest.mark.parametrize("name", FUNCTIONS)

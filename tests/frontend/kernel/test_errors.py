@@ -227,6 +227,20 @@ def infinite_other(x: Tensor["N"]):
     x[0:4] = tile.load(x[0:4], mask=tile.arange(0, 4) < 3, other="inf")
 
 
+def longer_list(x: Tensor["N"]):
+    parts = [tile.load(x[0])]
+    for i in tile.range(N):
+        parts = [parts[0], tile.load(x[i])]
+    x[0] = parts[0]
+
+
+def other_items(x: Tensor["N"]):
+    parts = [tile.load(x[0]), tile.load(x[1])]
+    for i in tile.range(N):
+        parts = [parts[0], i]
+    x[0] = parts[1]
+
+
 # A kernel, the kind of error, what the caret underlines, and what the text says.
 CASES = [
     (compared_with_a_shape, "DTypeError", "i < x.shape", "a block with the shape `x.shape`", "x.shape[0]"),
@@ -250,6 +264,8 @@ CASES = [
     (changed_type, "DTypeError", "total", "the loop variable `total` changes its type", "received: int64"),
     (changed_in_a_branch, "DTypeError", None, "`place` changes its type", "expected: int32"),
     (changed_shape, "ShapeError", "acc", "the loop variable `acc` changes its shape", "received: 4xf32"),
+    (longer_list, "DTypeError", "parts", "`parts` changes its kind or length", "received: a list of 2"),
+    (other_items, "DTypeError", "parts", "the loop variable `parts[1]` changes its type", "received: int64"),
     (one_branch, "UnknownNameError", "y", "`y` may have no value here", "give `y` a value before the `if`"),
     (only_in_the_loop, "UnknownNameError", "y", "`y` may have no value here", "give `y` a value before the loop"),
     (block_as_condition, "ShapeError", "x[0:4] > 0.0", "a block is not one truth value", "tile.where"),

@@ -190,3 +190,35 @@ def test_an_index_that_a_loop_carries_beside_another_value():
     x, out = np.arange(8, dtype="f4"), np.zeros(4, "f4")
     index_of_several_results[1,](x, out)
     assert out.tolist() == [6, 7, 8, 9]
+
+
+@kernel
+def shifted_sums(x: Tensor["N"], out: Tensor["T"], *, blocks, size):
+    totals = [tile.zeros((size,), f32) for _ in tile.static_range(out.shape[0])]
+    last = (0, tile.zeros((), f32))
+    for i in tile.range(blocks):
+        for t in tile.static_range(out.shape[0]):
+            first = i * size + t
+            last = (t, tile.sum(tile.load(x[first : first + size], edge="clip")))
+        parts = [tile.load(x[i * size + t : i * size + t + size], edge="clip") for t in range(out.shape[0])]
+        totals = [totals[t] + parts[t] for t in tile.static_range(out.shape[0])]
+    for t in tile.static_range(out.shape[0]):
+        out[t] = tile.sum(totals[t])
+
+
+def test_a_loop_carries_the_items_of_a_list(rng):
+    x, out = rng.random(32, dtype="f4"), np.zeros(3, "f4")
+    shifted_sums[(1,)](x, out, blocks=4, size=8)
+    np.testing.assert_allclose(out, [x[t:].sum() for t in range(3)], rtol=1e-5)
+
+
+@kernel
+def swapped(x: Tensor["N"]) -> f32:
+    pair = (tile.load(x[0]), tile.load(x[1]))
+    for _ in tile.range(3):
+        pair = (pair[1], pair[0] + pair[1])
+    return pair[1]
+
+
+def test_a_loop_carries_the_items_of_a_tuple():
+    assert swapped(np.array([1, 2], "f4")) == 8

@@ -63,6 +63,13 @@ def passed(function):
             ["reshape", "permute"],
         ),
         (lambda x: (x / 7).to("f16").to("f32"), ["full", "div", "cast", "cast"]),
+        (lambda x: (x / 7).to("f64").to("f32"), ["full", "div"]),
+        (lambda x: (x / 7).to("f64").to("bf16"), ["full", "div", "cast"]),
+        (lambda x: x.to("f64").to("int32"), ["cast", "cast"]),
+        (
+            lambda x: basic.fusion_barrier(x.reshape(12)).reshape(4, 3).transpose().to("f16"),
+            ["cast", "reshape", "fusion_barrier", "reshape", "permute"],
+        ),
         (lambda x: shape.concatenate([x[:0], x[:1], x[1:]]), ["slice", "slice", "concatenate"]),
         (lambda x: x + 0.0, ["full", "add"]),  # -0 + 0 is 0
         (lambda x: x + e.exp(basic.full(shape=(4,), value=1.0)), ["full", "add"]),

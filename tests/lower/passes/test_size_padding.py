@@ -5,7 +5,7 @@ import pytest
 
 import tessera as ts
 from tessera.codegen.padded_sizes import cut_array
-from tessera.core.errors import UnsupportedOpError
+from tessera.core.errors import OutOfBoundsError, UnsupportedOpError
 from tessera.core.symbolic_dim import Dim
 from tessera.interp import graph
 from tessera.lower.passes.size_padding import pad_sizes, split_factors
@@ -38,6 +38,7 @@ PROGRAMS = {
     "stacks": lambda x: (ts.stack([x, x + 1.0]), ts.stack([x, x + 1.0], axis=-1), ts.stack([x, x * 2.0], axis=1)),
     "flips": lambda x: (ts.flip(x, axis=0), ts.flip(x), ts.repeat(x, 3, axis=1)),
     "ranges": lambda x: (x * ts.arange(x.shape[1]), ts.arange(1, 2 * x.shape[0] + 1, 2)),
+    "places from the end": lambda x: tuple(ts.take(x, ts.arange(2) - 1, axis=a) for a in (0, 1)),
     "gradient": lambda x: ts.grad(lambda y: ts.mean(ts.softmax(y, axis=1) ** 2))(x),
 }
 
@@ -103,3 +104,12 @@ def test_axes_without_elements(name, shape):
     wanted = wanted if isinstance(wanted, tuple) else (wanted,)
     for a, layout, want in zip(found, padded.results, wanted, strict=True):
         np.testing.assert_array_equal(cut_array(np.asarray(a), layout, UPPER, sizes), want.numpy())
+
+
+@pytest.mark.parametrize("index", [5, 8, 9, -6, -9, -10])
+def test_an_index_of_padding_is_outside(index):
+    x = np.zeros((9, 12), np.float32)
+    padded = pad(lambda x: ts.take(x, ts.arange(1) + index, axis=0))
+    sizes = {"B": np.int32(5), "S": np.int32(12)}
+    with pytest.raises(OutOfBoundsError):
+        graph.run(padded.function, [x, *(sizes[n] for n in padded.names)])

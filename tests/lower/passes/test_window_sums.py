@@ -9,7 +9,7 @@ import pytest
 import tessera as ts
 from tessera.lower.passes.window_sums import gather_window_sums
 from tessera.ops.tensor import basic, reduce, shape
-from tests.lower.levels import SMALL, agree, traced
+from tests.lower.levels import SMALL, agree, modules, traced
 
 PLANS = {"threads": replace(SMALL, parallel=8), "rows": SMALL}
 
@@ -146,11 +146,12 @@ def test_few_phases_are_interleaved(step, phases):
     agree(gradient, x, plans={"rows": SMALL})
 
 
+# Windows of 125 taps take as long as all others together: those of 5 are along two axes.
 @pytest.mark.parametrize("sizes", [(1, 2, 9), (2, 1, 5, 7, 6)])
 @pytest.mark.parametrize("kernel, stride, padding", [(3, 2, 1), (3, 2, 0), (2, 3, 1), (5, 3, 2)])
 def test_phases_of_windows_along_any_number_of_axes(sizes, kernel, stride, padding):
-    x = draw(*sizes)
-    pool = {1: ts.max_pool1d, 3: ts.max_pool3d}[len(sizes) - 2]
+    x = draw(*sizes[: 4 if kernel == 5 else 5])
+    pool = {1: ts.max_pool1d, 2: ts.max_pool2d, 3: ts.max_pool3d}[x.ndim - 2]
     gradient = pull_back(pool, kernel_size=kernel, stride=stride, padding=padding)
     (want,) = agree(gradient, x, plans={"rows": SMALL})
     np.testing.assert_allclose(np.asarray(ts.jit(gradient, target="llvm")(x)), want, rtol=1e-6, atol=1e-6)
@@ -189,3 +190,35 @@ def test_gradients_of_maxima_on_processors():
     want = np.zeros_like(x)
     want[..., :14, :36] = (held / held.sum((3, 5), keepdims=True)).reshape(3, 2, 14, 36)
     np.testing.assert_array_equal(found, want)
+
+
+@pytest.mark.parametrize("size, kernel, stride, padding, dilation", [
+    ((2, 3, 8, 7), (3, 3), 2, 1, 1), ((1, 2, 9, 10), (5, 2), (2, 3), 2, 1), ((2, 2, 7, 7), (2, 4), (3, 2), 0, 1),
+    ((1, 2, 9, 9), (3, 3), 2, 2, 2),
+])  # fmt: skip
+@pytest.mark.parametrize("channels_last", [False, True])
+def test_gradients_of_depthwise_convolutions(size, kernel, stride, padding, dilation, channels_last):
+    """The weights differ from place to place in a window."""
+    how = {"stride": stride, "padding": padding, "dilation": dilation, "groups": size[1]}
+    x, w = draw(*size), draw(size[1], 1, *kernel)
+
+    def run(x):
+        x = ts.permute(x, (0, 3, 1, 2)) if channels_last else x
+        return ts.sum(ts.conv2d(x, w, **how) ** 2)
+
+    given = np.ascontiguousarray(x.transpose(0, 2, 3, 1)) if channels_last else x
+    (found, *_) = agree(ts.grad(run), given, plans=PLANS)
+    torch = pytest.importorskip("torch")
+    want = torch.tensor(x, requires_grad=True)
+    (torch.nn.functional.conv2d(want, torch.tensor(w), **how) ** 2).sum().backward()
+    want = want.grad.numpy()
+    np.testing.assert_allclose(found, want.transpose(0, 2, 3, 1) if channels_last else want, rtol=1e-5, atol=1e-4)
+
+
+@pytest.mark.parametrize("plan", PLANS)
+def test_a_gradient_of_a_strided_depthwise_convolution_takes_few_kernels(plan):
+    """Each of the 25 products would be an array with zeros between its elements."""
+    x, w, g = draw(2, 3, 8, 8), draw(3, 1, 5, 5), draw(2, 3, 4, 4)
+    pull = lambda g: ts.vjp(lambda x: ts.conv2d(x, w, stride=2, padding=2, groups=3), x)[1](g)  # noqa: E731
+    kernels = modules(traced(pull, g)[0], PLANS[plan])["tile"].functions[1:]
+    assert len(kernels) == {"threads": 1, "rows": 5}[plan]

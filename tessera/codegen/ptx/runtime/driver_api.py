@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from tessera.codegen.artifact import hash_content
-from tessera.core.device import count_gpus
+from tessera.core.device import THREAD_ENDINGS, count_gpus
 from tessera.core.errors import ArtifactError, DeviceUnavailable, ExecutionError, ResourceError, TesseraError
 from tessera.core.queued_failures import wait_and_examine
 from tessera.core.types import as_dtype
@@ -555,3 +555,6 @@ def leave_thread() -> None:
     """Remove the GPU's context, if there is one, from a thread that ends."""
     if get_gpu.cache_info().currsize:
         get_gpu().leave_thread()
+
+
+THREAD_ENDINGS.append(leave_thread)

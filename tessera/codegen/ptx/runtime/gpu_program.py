@@ -57,7 +57,7 @@ from tessera.codegen.ptx.runtime.event_timing import (
     measure_alone,
     measure_repeated,
 )
-from tessera.codegen.ptx.runtime.launch_watch import LaunchWatch
+from tessera.codegen.ptx.runtime.launch_watch import LaunchWatch, examine
 from tessera.codegen.ptx.runtime.queued_plan import QueuedPlan, open_plan_channels
 from tessera.codegen.ptx.runtime.resident_program import BIT_FORMATS, ResidentProgram, pack_scalar
 from tessera.core.device import count_gpus
@@ -438,8 +438,7 @@ class GpuProgram:
                 each.reset_buffers(drv)
             self._queue(given, stream)
             synchronize_stream(stream)
-            for each in reporting:
-                each.check_buffers(drv)
+            examine(reporting, drv)
 
     def find_resident(self, arrays: Sequence[Any]) -> ResidentProgram:
         """The program for arrays of the GPU."""
@@ -465,12 +464,14 @@ class GpuProgram:
         with self.device.active():
             given = [self._send(i, a) for i, a in enumerate(bound)]
             reporting = self._find_reporting()
+            self._watch.wait()
             self._watch.raise_seen()
             for each in reporting:
                 each.reset_buffers(drv)
             self.launch([x if isinstance(x, (int, float)) else int(x) for x in given])
-            for each in reporting:
-                each.check_buffers(drv)
+            if reporting:
+                drv.Context.synchronize()  # the host sees mapped buffers at any time
+            examine(reporting, drv)
             for i, (array, sent) in enumerate(zip(bound, given, strict=True)):
                 if array.nbytes and (i in self._written or self.params[i]["role"] == "output"):
                     drv.memcpy_dtoh(array, int(sent))

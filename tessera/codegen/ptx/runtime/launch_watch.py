@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from tessera.codegen.ptx.runtime.device_memory import synchronize_stream
+from tessera.core.errors import TesseraError
 from tessera.core.queued_failures import watch
 
 
@@ -23,6 +24,21 @@ class ReportingLaunch(Protocol):
 
     def reset_buffers(self, drv: Any) -> None:
         """Forget all failures."""
+
+
+def examine(launches: Sequence[ReportingLaunch], driver: Any) -> None:
+    """Raise the first failure of launches that have ended, once.
+
+    Raises:
+        OutOfBoundsError, ExecutionError: a launch failed.
+    """
+    try:
+        for each in launches:
+            each.check_buffers(driver)
+    except TesseraError:
+        for each in launches:
+            each.reset_buffers(driver)
+        raise
 
 
 class LaunchWatch:

@@ -6,11 +6,11 @@ Loops and branches on traced values become ts.for, ts.while and ts.if with loop-
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tessera.core.errors import TesseraError, UnknownNameError, UnsupportedSyntaxError
+from tessera.core.errors import DTypeError, TesseraError, UnknownNameError, UnsupportedSyntaxError
 from tessera.core.types import TensorType, Type, int64, scalar
 from tessera.frontend.kernel.conversions import convert_to_type, is_same_value, join_types
 from tessera.frontend.kernel.python_ast import expressions
@@ -140,38 +140,62 @@ class LoopCarriedVariables:
 
     A tensor is carried at its type. A Python number stays a constant of the compiler until an
     iteration changes it; then it takes the type of what it became, and the body is read again.
+    Of a list or tuple of tensors each item is carried, as `name[i]`.
     """
 
     def __init__(self, frame: KernelFrame, node: ast.stmt, names: Sequence[str]) -> None:
         bound = {n: frame.names[n] for n in names if n in frame.names}
-        self.before = {n: v for n, v in bound.items() if not isinstance(v, UnboundName)}
+        held = {n: v for n, v in bound.items() if not isinstance(v, UnboundName)}
+        self.sequences = {n: v for n, v in held.items() if _holds_tensors_alone(v)}
+        self.before = self._take_apart(held)
         self.learned: dict[str, TensorType] = frame.trace.learned.setdefault((node, frame.trace.depth), {})
         self.types: dict[str, TensorType] = {n: v.type for n, v in self.before.items() if is_traced(v)}
         self.types |= {n: t for n, t in self.learned.items() if is_number(self.before.get(n))}
         self.settled = False
         self.places = {n.id: frame.place(n) for n in ast.walk(node) if isinstance(n, ast.Name) and _is_stored(n)}
 
+    def _take_apart(self, held: Mapping[str, Any]) -> dict[str, Any]:
+        """Values by name, with the items of sequences that have as many of them as before by themselves."""
+        found: dict[str, Any] = {}
+        for name, value in held.items():
+            old = self.sequences.get(name)
+            alike = old is not None and type(value) is type(old) and len(value) == len(old)
+            found |= {f"{name}[{i}]": v for i, v in enumerate(value)} if alike else {name: value}
+        return found
+
+    def _bind(self, frame: KernelFrame, values: Iterable[Value]) -> None:
+        """Give the names values, in the order of `types`."""
+        found = {n: Tensor(v) for n, v in zip(self.types, values, strict=True)}
+        for name, old in self.sequences.items():
+            frame.names[name] = type(old)(found.pop(f"{name}[{i}]") for i in range(len(old)))
+        frame.names |= found
+
     def enter(self, frame: KernelFrame) -> tuple[Value, ...]:
         """Fresh parameters, bound to the names, with which an attempt begins."""
-        params = tuple(Value(t, n) for n, t in self.types.items())
-        frame.names |= {p.hint: Tensor(p) for p in params}
+        params = tuple(Value(t, n.replace("[", "_").rstrip("]")) for n, t in self.types.items())
+        self._bind(frame, params)
         return params
 
     def leave(self, frame: KernelFrame) -> tuple[Value, ...]:
         """What the names hold after the body; settled if that is what they were taken for."""
-        found = {n: self._after(n, frame.names.get(n)) for n in self.before}
+        names = dict.fromkeys(n.split("[")[0] for n in self.before)
+        now = self._take_apart({n: frame.names.get(n) for n in names})
+        found = {n: self._after(n, now) for n in self.before}
         wanted = {n: t for n, t in found.items() if t is not None}
         self.settled = wanted == self.types
         if not self.settled:
             self.types = wanted
             self.learned.update({n: t for n, t in wanted.items() if is_number(self.before[n])})
             return ()
-        return tuple(convert_to_type(frame.names[n], t).data for n, t in self.types.items())
+        return tuple(convert_to_type(now[n], t).data for n, t in self.types.items())
 
-    def _after(self, name: str, after: Any) -> TensorType | None:
-        before = self.before[name]
+    def _after(self, name: str, now: Mapping[str, Any]) -> TensorType | None:
+        variable = name.split("[")[0]
+        before, after = self.before[name], now.get(name, now.get(variable))
         if isinstance(after, UnboundName):
             raise after.error
+        if name not in now:
+            raise _sequence_change_error(variable, self.sequences[variable], after).at(self.places[variable])
         if name not in self.types and is_same_value(before, after):
             return None
         if is_number(before) and is_number(after) and name in self.types:
@@ -179,7 +203,7 @@ class LoopCarriedVariables:
         try:
             return join_types(f"the loop variable `{name}`", before, after)
         except TesseraError as error:
-            raise error.at(self.places[name]) from None
+            raise error.at(self.places[variable]) from None
 
     def initial(self) -> list[Value]:
         """What the names hold before the loop, as operands."""
@@ -191,7 +215,20 @@ class LoopCarriedVariables:
 
     def finish(self, frame: KernelFrame, results: Sequence[Value]) -> None:
         """Bind the names to the node's results."""
-        frame.names |= {n: Tensor(v) for n, v in zip(self.types, results, strict=True)}
+        self._bind(frame, results)
+
+
+def _holds_tensors_alone(value: Any) -> bool:
+    return type(value) in (list, tuple) and bool(value) and all(is_traced(v) for v in value)
+
+
+def _sequence_change_error(name: str, before: Sequence[Any], after: Any) -> DTypeError:
+    return DTypeError(
+        f"the loop variable `{name}` changes its kind or length",
+        expected=f"a {type(before).__name__} of {len(before)}",
+        received=f"a {type(after).__name__} of {len(after)}" if isinstance(after, (list, tuple)) else repr(after),
+        suggestion="make it as long as it becomes before the loop, or unroll the loop: tile.static_range",
+    )
 
 
 def _is_stored(name: ast.Name) -> bool:
