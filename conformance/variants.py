@@ -21,7 +21,7 @@ from tessera.core.errors import ResourceError, UnsupportedOpError
 from tessera.core.types import as_dtype
 from tessera.frontend.jit.tracing import Jit
 from tessera.runtime.program import PreparedProgram
-from tessera.tools.fuzz.variants import FUNCTION_VARIANTS, NotComparableError
+from tessera.tools.fuzz.variants import COMPILED, FUNCTION_VARIANTS, NotComparableError
 
 
 @dataclass(frozen=True)
@@ -105,6 +105,6 @@ def list_variant_engines(targets: Sequence[str] = ()) -> list[VariantEngine]:
     """A column for each variant, interpreted or on each target."""
     found = []
     for target in targets or ("interp",):
-        names = [n for n in FUNCTION_VARIANTS if target != "interp" or n != "other machine"]
+        names = [n for n in FUNCTION_VARIANTS if target != "interp" or n not in COMPILED]
         found += [VariantEngine(n if target == "interp" else f"{target} {n}", "variants", target, n) for n in names]
     return found

@@ -82,7 +82,7 @@ def _round_to(wide: Any) -> Join:
 def reduce_in_some_order(rng: np.random.Generator, use: OpUse, x: Any) -> Any:
     """A sum or product along axes, in the accumulator's type."""
     out = use.results[0]
-    wide, axes = out.accumulate.numpy, tuple(a % x.ndim for a in use.attrs["axis"])
+    wide, axes = use.types[0].accumulate.numpy, tuple(a % x.ndim for a in use.attrs["axis"])
     parts = np.moveaxis(x, axes, range(len(axes))).reshape(-1, *(n for a, n in enumerate(x.shape) if a not in axes))
     parts = [p.astype(wide) for p in parts]
     join = np.add if use.op is reduce.sum else np.multiply
@@ -91,14 +91,14 @@ def reduce_in_some_order(rng: np.random.Generator, use: OpUse, x: Any) -> Any:
 
 def scan_along_axis(rng: np.random.Generator, use: OpUse, x: Any) -> Any:
     """A running sum or product, in the accumulator's type."""
-    parts = [p.astype(use.results[0].accumulate.numpy) for p in np.moveaxis(x, use.attrs["axis"], 0)]
+    parts = [p.astype(use.types[0].accumulate.numpy) for p in np.moveaxis(x, use.attrs["axis"], 0)]
     join = np.add if use.op is reduce.cumsum else np.multiply
     return np.moveaxis(np.stack(scan_in_some_order(rng, parts, join)), 0, use.attrs["axis"])
 
 
 def contract_in_some_order(rng: np.random.Generator, use: OpUse, x: Any, y: Any) -> Any:
     """A product of matrices: fused multiply-adds, or rounded products, which are then added up."""
-    wide = use.results[0].accumulate.numpy
+    wide = use.types[0].accumulate.numpy
     a, b = (v.astype(np.float64) for v in (x, y))
     terms = [a[..., :, k, None] * b[..., None, k, :] for k in range(x.shape[-1])]
     if rng.random() < 0.5:  # exact products: those of two numbers of 24 bits fit 53
@@ -111,7 +111,7 @@ def contract_in_some_order(rng: np.random.Generator, use: OpUse, x: Any, y: Any)
 
 def scatter_in_some_order(rng: np.random.Generator, use: OpUse, x: Any, indices: Any, updates: Any) -> Any:
     """An element and its updates, added up in any order."""
-    wide, axis = use.results[0].accumulate.numpy, use.attrs["axis"] + x.ndim
+    wide, axis = use.types[0].accumulate.numpy, use.attrs["axis"] + x.ndim
     count = indices.ndim
     changes = np.moveaxis(updates, range(axis, axis + count), range(count)).reshape(-1, *np.delete(x.shape, axis))
     found = np.moveaxis(x, axis, 0).astype(wide)

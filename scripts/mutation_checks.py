@@ -71,7 +71,7 @@ COMPONENTS: dict[str, Component] = {
     "csl": Component(
         ("tessera/codegen/csl/*.py", "tessera/codegen/csl/table/*.py", "tessera/codegen/csl/text/*.py"), ("csl",)
     ),
-    "bounds": Component(("tessera/ir/numerics/*.py", "tessera/interp/bound.py"), ("levels", "variants")),
+    "bounds": Component(("tessera/ir/numerics/*.py", "tessera/interp/bound.py"), ("levels", "variants", "llvm")),
     "runtime": Component(
         ("tessera/runtime/launch/*.py", "tessera/runtime/storage/*.py", "tessera/codegen/contract.py",
          "tessera/codegen/contract.py", "tessera/codegen/llvm/runtime/g*.py", "tessera/codegen/llvm/runtime/p*.py",

@@ -24,6 +24,7 @@ from tessera.core.pytree import TreeDef, flatten
 from tessera.core.types import DType, Policy, as_dtype
 from tessera.ir.builder import CURRENT_BUILDER
 from tessera.ir.tensor import Tensor
+from tessera.ops.tensor.argument_checks import check_function
 
 Function = Callable[..., Any]
 _SCALAR_TYPES = (bool, int, float, str, type(None))
@@ -84,6 +85,7 @@ def memoize(function: Function | None = None, *, maxsize: int | None = 128, type
     """
     if function is None:
         return functools.partial(memoize, maxsize=maxsize, typed=typed)
+    check_function(function, "memoize")
     kept: OrderedDict[str, Any] = OrderedDict()
     lock, counts = Lock(), [0, 0]
 

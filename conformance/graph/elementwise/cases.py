@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import itertools
+from collections.abc import Iterator, Sequence
 from typing import Any
 
+import numpy as np
+
+import tessera as ts
 from conformance.case import Case
 from conformance.inputs import tensor
+from tessera.core.types import as_dtype
 from tessera.frontend.jit.tracing import Jit
 from tessera.ir.rules import Op
 from tessera.ops.tensor import basic, bits, elementwise
@@ -51,8 +56,32 @@ def _make(op: Op, dtype: str) -> Case:
     return Case(name, lambda: _make_program(op, name, dtype), exact=dtype in INTEGERS or dtype == "bool")
 
 
+# Operands whose results may be zeros of either sign.
+ENDS = (0.0, -0.0, 1.0, -1.0, 0.5, -0.5, np.inf, -np.inf)
+TOGETHER = 8  # ops of one case
+
+
+def observe_sign(x: Any) -> Any:
+    """1 and -1 where `x` is a zero of this sign, and 0 elsewhere: comparison within a bound does not see the sign."""
+    return ts.where(x == 0, ts.copysign(ts.ones_like(x), x), ts.zeros_like(x))
+
+
+def make_zeros(name: str, ops: Sequence[Op], dtype: str) -> Case:
+    """The signs of the zeros that pointwise ops give, of all pairs of some operands."""
+    pairs = np.array(list(itertools.product(ENDS, ENDS)))
+    operands = tuple(pairs[:, i].astype(as_dtype(dtype).numpy) for i in range(2))
+
+    def program(x, y):  # type: ignore[no-untyped-def]
+        return [observe_sign(op(*(x, y)[: len(op.operands)])) for op in ops]
+
+    return Case(name, lambda: (Jit(program), operands), unknown=True)
+
+
 def cases() -> Iterator[Case]:
-    """One case for each op and type, casts between all types, and select."""
+    """One case for each op and type, casts between all types, select, and the signs of zeros."""
+    signed = [op for op in list_ops() if "float" in op.kinds and len(op.operands) <= 2 and not op.attrs]
+    for first in range(0, len(signed), TOGETHER):
+        yield make_zeros(f"graph/elementwise/zeros-{first // TOGETHER}", signed[first : first + TOGETHER], "f32")
     for op in list_ops():
         for dtype in list_dtypes(op):
             yield _make(op, dtype)

@@ -32,12 +32,27 @@ def _make_product(name: str, dtype: str) -> Case:
     return Case(full, lambda: (Jit(lambda a, b: contractions.matmul(a, b)), (a, b)), exact=dtype.startswith("int"))
 
 
+# Products with a result of another type: they are summed in the type of their operands, and rounded once.
+SUMMED = (
+    ("f64", "f32"), ("f64", "f16"), ("f32", "f64"), ("f32", "f16"), ("f32", "bf16"), ("f16", "f32"), ("bf16", "f16"),
+    ("f16", "f64"), ("fp8_e4m3", "bf16"), ("int8", "f32"), ("int32", "f16"), ("f32", "int32"),
+)  # fmt: skip
+
+
+def _make_summed(stored: str, result: str) -> Case:
+    name = f"graph/linalg/summed-{stored}-{result}"
+    a, b = (tensor(f"{name}-{i}", s, stored) for i, s in enumerate(SHAPES["odd"]))
+    return Case(name, lambda: (Jit(lambda a, b: contractions.matmul(a, b, dtype=as_dtype(result))), (a, b)))
+
+
 def cases() -> Iterator[Case]:
     """Products, and products with fused prologues and epilogues."""
     for name in SHAPES:
         yield _make_product(name, "f32")
     for dtype in ("f16", "bf16", "f64", "int8", "int32"):
         yield _make_product("odd", dtype)
+    for stored, result in SUMMED:
+        yield _make_summed(stored, result)
     yield _make_fused("bias-gelu", lambda x, w, b: nn.gelu(contractions.linear(x, w, b)))
     yield _make_fused(
         "bias-relu-residual", lambda x, w, b: elementwise.maximum(contractions.linear(x, w, b), 0.0) + x[:, :24]

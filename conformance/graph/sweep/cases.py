@@ -14,6 +14,7 @@ from typing import Any
 
 import tessera as ts
 from conformance.case import Case
+from conformance.graph.elementwise.cases import make_zeros
 from conformance.graph.numerics.cases import EDGE_POLICIES
 from conformance.inputs import edge_values
 from tessera.core.types import as_dtype
@@ -44,6 +45,7 @@ TYPES = (*FLOATS, *INTEGERS, "int16", "uint16", "uint64", "bool", "fp6", "fp4", 
 def cases() -> Iterator[Case]:
     """All cases of the sweep."""
     yield from _make_pointwise()
+    yield from _make_zeros()
     yield from _make_reductions()
     yield from _make_scans()
     yield from _make_moves()
@@ -126,6 +128,11 @@ def _call(op: Op, **attrs: Any) -> Callable[..., Any]:
     if len(op.operands) == 1:
         return lambda x: op(x, **attrs)
     return lambda x, y: op(x, y, **attrs)
+
+
+def _make_zeros() -> Iterator[Case]:
+    for op, dtypes in list_pointwise():
+        yield from (make_zeros(f"graph/sweep/zeros/{op.__name__}-{d}", (op,), d) for d in dtypes if d in FLOATS)
 
 
 def _make_reductions() -> Iterator[Case]:

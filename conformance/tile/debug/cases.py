@@ -102,6 +102,10 @@ FIRST = {
         "M8", copies.one_pending, copies.none_pending, AsyncCopyError,
         ("copy to it is under way",), None, (1,),
     ),
+    "wait-of-one-program": Pair(
+        "M8", copies.first_program_waits, copies.each_program_waits, AsyncCopyError,
+        ("program (1,)", "reads the shared memory", "copy to it is under way"), None, (2,),
+    ),
     "source-overwritten": Pair(
         "M8", copies.source_changed, copies.source_kept, AsyncCopyError,
         ("writes out[", "copy from it is under way"), None, (1,),

@@ -47,6 +47,31 @@ def none_pending(x, out):
 
 
 @ts.kernel
+def first_program_waits(x, out):
+    pid = tile.program_id(0)
+    row = tile.alloc_shared((4,), ts.f32)
+    tile.cp_async(row[0:4], x[pid * 4 : pid * 4 + 4])
+    tile.cp_commit_group()
+    if pid == 0:
+        tile.cp_wait_group(0)
+    tile.store(out[pid * 4 : pid * 4 + 4], tile.load(row[0:4]))
+    tile.cp_wait_group(0)
+
+
+@ts.kernel
+def each_program_waits(x, out):
+    pid = tile.program_id(0)
+    row = tile.alloc_shared((4,), ts.f32)
+    tile.cp_async(row[0:4], x[pid * 4 : pid * 4 + 4])
+    tile.cp_commit_group()
+    if pid == 0:
+        tile.cp_wait_group(0)
+    if pid == 1:
+        tile.cp_wait_group(0)
+    tile.store(out[pid * 4 : pid * 4 + 4], tile.load(row[0:4]))
+
+
+@ts.kernel
 def source_changed(x, out):
     row = tile.alloc_shared((8,), ts.f32)
     tile.cp_async(row[0:8], out[0:8])

@@ -79,8 +79,9 @@ def coerce_dot(op: Op, operands: Sequence[Any], attrs: Mapping[str, Any]) -> Any
 def dot(a, b, *, dtype: Any = None):
     """The matrix product over the last two axes, with equal leading axes as a batch; for two vectors, the dot product.
 
-    Products are summed in the accumulation type and rounded once to `dtype` (default: the storage type, int32 for
-    int8 and uint8). The sides have one type, or are both fp8 (the default is f32 where they differ), or int8 and uint8.
+    Products are summed in the accumulation type of the sides and rounded once to `dtype` (default: the storage type,
+    int32 for int8 and uint8). The sides have one type, or are both fp8 (the default is f32 where they differ), or int8
+    and uint8.
     """
     return np.matmul(a, b)
 

@@ -194,6 +194,7 @@ def _make_block_kernel(c: Choices) -> RandomProgram:
               Input("n", (max(columns, programs),), "int32", c.pick(KINDS[:4]), c.draw(4)))  # fmt: skip
     head = ["pid = tile.program_id(0)", "turns = n[pid]"]
     faults = [PlantedFault("a store past the end", "out0[pid", "out0[pid + 1")] if outputs else []
+    faults.append(_fail_assertion("turns = n[pid]", f"pid != {programs - 1}"))
     return _finish([*head, *scope.lines], (*inputs, *outputs), (programs,), None, {}, dtype, (), faults)
 
 
@@ -229,14 +230,11 @@ def _make_flat_kernel(c: Choices) -> RandomProgram:
     variants = [((max(1, -(-size // b)),), {"B": b}) for b in blocks if b != block][:2]
     lines = ["at = tile.program_id(0) * B", *scope.lines, store]
     out, grid = Input("out", (size,), dtype, "zeros"), (max(1, -(-size // block)),)
-    faults = []
+    faults = [_fail_assertion(lines[0], f"at + tile.arange(0, B) != {grid[0] * block - 1}")]
     if grid[0] * block > size:
         limit = guard if masked else ", edge='clip'"
-        faults = [
-            PlantedFault(
-                "a store without its limit", f"{store[: -len(limit) - 1]}{limit})", f"{store[: -len(limit) - 1]})"
-            )
-        ]
+        bare = store[: -len(limit) - 1]
+        faults.append(PlantedFault("a store without its limit", f"{bare}{limit})", f"{bare})"))
     return _finish(lines, (*inputs, out), grid, None, {"B": block}, dtype, variants, faults)
 
 
@@ -288,9 +286,16 @@ def _make_group_kernel(c: Choices) -> RandomProgram:
     return _finish(lines, inputs, grid, size, constants, dtype, variants, _list_group_faults(lines, size))
 
 
+def _fail_assertion(line: str, holds: str) -> PlantedFault:
+    """An assertion after a line: of all programs, tiles and elements one alone breaks it."""
+    return PlantedFault("an assertion", f"    {line}\n", f"    {line}\n    tile.assert_({holds})\n")
+
+
 def _list_group_faults(lines: Sequence[str], size: int) -> list[PlantedFault]:
     """What makes an exchange wrong: a barrier or a write that is missing, and a place past the end."""
     faults = [PlantedFault("a store past the end", "out[pid * N + me]", "out[pid * N + me + 1]")]
+    if lines[0].startswith("pid, me"):
+        faults.append(_fail_assertion(lines[0], "(pid > 0) | (me < N - 1)"))
     text = "".join(f"    {line}\n" for line in lines)
     before, _, rest = text.partition("other = ")
     read = rest.partition("\n")[0]

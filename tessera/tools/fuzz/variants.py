@@ -1,9 +1,9 @@
 """Variants of a random program that must not change its results (metamorphic relations).
 
 Of a function: its passes in a random selection and order, other tile sizes, a batch of it, symbolic sizes, calls
-through `ts.jit` with donated arguments, and its derivatives in forward and in reverse mode. Of a kernel: other blocks,
-swizzles, paddings and pipeline stages. Of both: arrays laid out in memory in another order, other machines of a target
-(vectors, architectures, meshes).
+through `ts.jit` with donated arguments, and its derivatives (`derivative_relations.py`). Of a kernel: other blocks,
+swizzles, paddings and pipeline stages, launches on streams. Of both: arrays laid out in memory in another order, other
+machines of a target (vectors, architectures, meshes), artifacts.
 """
 
 from __future__ import annotations
@@ -37,11 +37,20 @@ from tessera.lower.passes.size_padding import pad_sizes
 from tessera.lower.pipeline import list_steps
 from tessera.runtime import driver
 from tessera.runtime.program import ExecutableProgram, PreparedProgram, prepare
-from tessera.tools.fuzz.programs import TESSERA, Input, RandomProgram
+from tessera.tools.fuzz.derivative_relations import (
+    RELATIONS,
+    NotComparableError,
+    RelationError,
+    compare_derivatives,
+)
+from tessera.tools.fuzz.launch_variants import run_artifact, run_queued
+from tessera.tools.fuzz.programs import TESSERA, RandomProgram
 
 # Passes that may be left out, repeated and reordered before the lowering to Schedule.
 OPTIONAL = (canonicalise, eliminate_common_subexpressions, eliminate_dead_code, sink_widening)
 Variant = tuple[str, Callable[[], list[np.ndarray]]]
+COMPILED = ("artifact", "other machine")  # variants on a target alone
+QUEUED = ("llvm",)  # targets whose launches a stream queues on any machine
 
 
 # For each target the options of other machines, and the fields of their lowering plan.
@@ -55,14 +64,6 @@ MACHINES: dict[str, tuple[Mapping[str, Sequence[Any]], Mapping[str, Sequence[Any
 }
 
 
-class NotComparableError(Exception):
-    """A variant that a program does not have: a transform refuses one of its ops, by a typed error."""
-
-
-class RelationError(Exception):
-    """Two ways to compute the same have different results."""
-
-
 def list_variants(
     program: RandomProgram, prepared: PreparedProgram, random: Random, targets: Sequence[str] = ()
 ) -> list[Variant]:
@@ -72,13 +73,16 @@ def list_variants(
     place = random.randrange(1 << 30)
     if program.is_kernel:
         others: list[Variant] = [("other layouts", lambda: _run_other_layouts(prepared, Random(place)))]
+        queue = random.choice(("interp", *(t for t in targets if t in QUEUED)))
+        others.append(("queued launches", lambda: run_queued(program, prepared, queue, Random(place))))
         if machine:
             others.append(("other machine", lambda: _run_on_other_machine(prepared, machine, Random(place))))
             others.append(("other stages", lambda: _run_other_stages(program, machine, Random(place))))
+            others.append(("artifact", lambda: run_artifact(program, prepared, machine, Random(place))))
         constants = [("other constants", partial(_run_other_constants, program, c)) for c in program.variants]
         return [*constants, random.choice(others)]
-    name = random.choice([n for n in FUNCTION_VARIANTS if machine or n != "other machine"])
-    target = machine if name == "other machine" else random.choice(("interp", *targets))
+    name = random.choice([n for n in FUNCTION_VARIANTS if machine or n not in COMPILED])
+    target = machine if name in COMPILED else random.choice(("interp", *targets))
     return [(name, lambda: FUNCTION_VARIANTS[name](program, prepared, target, Random(place)))]
 
 
@@ -291,56 +295,22 @@ def _list_arrays(results: Any) -> list[np.ndarray]:
     return [r.numpy() for _, r in flatten(results)[0]]
 
 
-def _compare_modes(program: RandomProgram, random: Random) -> list[np.ndarray]:
-    """One element of a gradient, in reverse and in forward mode; the results are those of the program.
-
-    Raises:
-        NotComparableError: the program has no derivative.
-        RelationError: the derivatives differ by more than their bounds.
-    """
-    inputs = [i for i in program.inputs if i.dtype in ("f32", "f64") and np.prod(i.shape) > 0]
-    if not inputs:
-        raise NotComparableError
-    chosen = random.choice(inputs)
-    direction = np.zeros(chosen.shape, chosen.make().dtype)
-    direction.reshape(-1)[random.randrange(direction.size)] = 1.0
-    try:
-        reverse, forward = _bound_modes(program, chosen, direction)
-    except TesseraError as error:
-        raise NotComparableError from error
-    distance = np.abs(reverse.value - forward.value)
-    if np.any(distance > (reverse.radius + forward.radius) * 1.01):
-        raise RelationError(f"the derivatives are {reverse} in reverse and {forward} in forward mode")
-    return prepare(program.load(), program.arguments()).run("graph")
-
-
-def _bound_modes(program: RandomProgram, chosen: Input, direction: np.ndarray) -> tuple[Any, Any]:
-    """The derivative of the sum of a program's float results along a direction, in both modes, with bounds."""
-    function = program.load().function
-    rest = {name: Tensor(x) for name, x in program.arguments().items() if name != chosen.name}
-
-    def total(x: Any) -> Any:
-        found = function(*(x if i.name == chosen.name else rest[i.name] for i in program.inputs))
-        floats = [r for _, r in flatten(found)[0] if r.dtype.is_float]
-        return sum((TESSERA.sum(TESSERA.cast(r, dtype=TESSERA.f64)) for r in floats), TESSERA.zeros((), TESSERA.f64))
-
-    def both(x: Any, v: Any) -> Any:
-        reverse = TESSERA.cast(TESSERA.sum(TESSERA.grad(total)(x) * v), dtype=TESSERA.f64)
-        return reverse, TESSERA.cast(TESSERA.jvp(total, (x,), (v,))[1], dtype=TESSERA.f64)
-
-    reverse, forward = prepare(Jit(both), (chosen.make(), direction), lower=False).bounds()
-    return reverse, forward
-
-
 def _run_other_constants(program: RandomProgram, changed: Any) -> list[np.ndarray]:
     grid, constants = changed
     other = replace(program, grid=grid, constants={**program.constants, **constants})
     return prepare(other.load(), other.arguments(), "interp", other.grid, other.group).run("tile")
 
 
+FunctionVariant = Callable[[Any, PreparedProgram, str, Random], list[np.ndarray]]
+
+
+def _make_derivative_variant(name: str) -> FunctionVariant:
+    return lambda program, prepared, target, random: compare_derivatives(name, program, random)
+
+
 # The variants of a function: run(program, prepared, target, random) gives the results, which are those of the program.
 # A program has `load()`, `arguments()` and `inputs`, which can be replaced.
-FUNCTION_VARIANTS: dict[str, Callable[[Any, PreparedProgram, str, Random], list[np.ndarray]]] = {
+FUNCTION_VARIANTS: dict[str, FunctionVariant] = {
     "random passes": _run_random_passes,
     "other tiles": _run_other_tiles,
     "other layouts": lambda program, prepared, target, random: _run_other_layouts(prepared, random),
@@ -349,6 +319,7 @@ FUNCTION_VARIANTS: dict[str, Callable[[Any, PreparedProgram, str, Random], list[
     "padded sizes": lambda program, prepared, target, random: _run_padded(program, random),
     "later sizes": lambda program, prepared, target, random: _run_at_later_sizes(program, target, random),
     "donated arguments": lambda program, prepared, target, random: _run_donated(program, target),
-    "forward mode": lambda program, prepared, target, random: _compare_modes(program, random),
+    **{name: _make_derivative_variant(name) for name in RELATIONS},
+    "artifact": run_artifact,
     "other machine": lambda program, prepared, target, random: _run_on_other_machine(prepared, target, random),
 }

@@ -226,6 +226,7 @@ class _Checkpoint:
         check_checkpoint_policy(policy)
         if function is None:
             return functools.partial(self.__call__, policy=policy)
+        check_function(function, "checkpoint")
 
         @functools.wraps(function)
         def wrapper(*args: Any, **keywords: Any) -> Any:
@@ -257,6 +258,7 @@ def straight_through(function: Function) -> Function:
     >>> grad(straight_through(round))(2.7)
     Tensor(1., f32)
     """
+    check_function(function, "straight_through")
     made = custom_jvp(function)
     made.defjvp(lambda primals, tangents: (function(*primals), tangents[0]))
     return made
@@ -281,6 +283,7 @@ def autodiff(function: Function | None = None, *, argnums: int | Sequence[int] |
     """
     if function is None:
         return functools.partial(autodiff, argnums=argnums)
+    check_function(function, "autodiff")
     function.differentiated = _find_trainable_arguments(function) if argnums is None else argnums  # type: ignore[attr-defined]
     return function
 

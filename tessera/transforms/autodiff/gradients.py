@@ -269,4 +269,5 @@ def hessian(function: Function, argnums: int = 0) -> Function:
     Tensor([[ 6.,  0.],
             [ 0., 12.]], f32)
     """
+    check_function(function, "hessian")
     return jacfwd(jacrev(function, argnums), argnums)

@@ -216,6 +216,8 @@ def while_loop(
         raise ArgumentError(
             "while_loop needs a condition and a body", location=user_location(), expected="cond=, body=, init="
         )
+    for function in (cond, body):
+        check_function(function, "while_loop")
     if max_iters is not None:
         return _run_bounded_while(cond, body, init, max_iters)
     state = LoopState.of(arrays_to_tensors(init), "while_loop")
@@ -331,6 +333,7 @@ def fori_loop(lower: int, upper: int, body: Function, init: Any) -> Any:
         ShapeError: the state changes its type.
         ArgumentError: a bound is no integer.
     """
+    check_function(body, "fori_loop")
     lower, upper = to_python_numbers(lower), to_python_numbers(upper)
     if not (isinstance(lower, int) and isinstance(upper, int)):
         return _count_up(_as_bound(lower), _as_bound(upper), body, init)

@@ -10,6 +10,7 @@ from tessera.core.errors import ArgumentError, ShapeError, user_location
 from tessera.core.pytree import flatten, map_leaves
 from tessera.core.types import to_python_numbers
 from tessera.ir.tensor import Tensor, as_tensor
+from tessera.ops.tensor.argument_checks import check_function
 from tessera.ops.tensor.shape import reshape
 from tessera.transforms.autodiff.custom_rules import checkpoint
 from tessera.transforms.autodiff.gradients import function_name, grad, value_and_grad
@@ -29,6 +30,7 @@ def per_example_grad(function: Function, argnums: int | Sequence[int] = 0) -> Fu
     >>> per_example_grad(loss)(2.0, Tensor([1.0, 3.0]))
     Tensor([ 4., 36.], f32)
     """
+    check_function(function, "per_example_grad")
 
     @functools.wraps(function)
     def wrapper(*args: Any) -> Any:
@@ -52,6 +54,7 @@ def accumulate_grad(function: Function, parts: int, argnums: int | Sequence[int]
     Raises:
         ShapeError: an argument's first axis does not divide into `parts`.
     """
+    check_function(function, "accumulate_grad")
     both = value_and_grad(function, argnums)
 
     @functools.wraps(function)

@@ -1,12 +1,16 @@
 """Every primitive with every element type lies within its bound, however it is legally evaluated."""
 
 import argparse
+import itertools
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from conformance.case import read_area
+from tessera.core.types import Policy, TensorType, as_dtype
+from tessera.ir.core import Attrs
 from tessera.ir.numerics.interval_arithmetic import IntervalArray
 from tessera.ir.rules import REGISTRY, error
 
@@ -57,3 +61,18 @@ def test_a_rule_that_forgets_a_radius_is_found(name, uses, monkeypatch):
 
     monkeypatch.setitem(error._table, op, forgetful)
     assert sum(r["outside"] for seed in range(3) for r in rows(uses, [op], ["bf16"], monkeypatch, seed))
+
+
+@pytest.mark.parametrize("stored", ["f64", "f32", "bf16", "fp8_e4m3"])
+def test_products_of_another_type_than_their_sum(stored, rng):
+    """Products are summed in the type of their operands, under every policy, and rounded once to that of the result."""
+    dot, tally = REGISTRY["ts.dot"], bound_ops.Tally()
+    for result, compute in itertools.product(("f64", "f32", "f16"), (None, "tf32", "bf16")):
+        policy = Policy(as_dtype(stored), compute=as_dtype(compute)) if compute else None
+        types = tuple(TensorType(shape, as_dtype(stored), policy) for shape in ((4, 6), (6, 5)))
+        attrs = Attrs({"dtype": as_dtype(result)})
+        use = bound_ops.Use(dot, types, attrs, tuple(np.zeros(t.shape, t.dtype.numpy) for t in types), (True, True))
+        typed = bound_ops.OpUse(dot, types, dot.result_types(types, attrs), attrs)
+        for _ in range(12):
+            bound_ops.examine_use(rng, bound_ops.TypedUse(use, typed, None), tally, 1e-30)
+    assert tally.evaluations > 5000 and not tally.outside, tally.example

@@ -1,11 +1,13 @@
 """Graph passes: canonicalisation is exact; memory planning never overlaps two live buffers."""
 
+import itertools
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from conformance.case import all_cases
+from conformance.case import all_cases, read_area
 from conformance.run import list_engines, run_case
 from tessera.core.errors import OutOfBoundsError
 from tessera.core.types import Policy, RefType, f32
@@ -16,12 +18,19 @@ from tessera.ir.rewrite import expand_composites
 from tessera.ir.tensor import Tensor
 from tessera.ir.verify import verify_function
 from tessera.lower.lowering_plan import LoweringPlan
-from tessera.lower.passes.memory_planning import ALIGNMENT, BufferLifetime, assign_offsets, plan_memory
+from tessera.lower.passes.memory_planning import (
+    ALIGNMENT,
+    BufferLifetime,
+    assign_offsets,
+    find_lifetimes,
+    plan_memory,
+)
 from tessera.lower.passes.type_conversion import specialise_shapes
 from tessera.lower.pipeline import PIPELINE
 from tessera.ops.tensor import attention, basic, contractions, nn, shape
 from tessera.ops.tensor import elementwise as e
 from tessera.ops.tensor.scatter import scatter_add
+from tessera.runtime.program import prepare
 from tests.lower.levels import modules
 
 X = np.arange(12, dtype=np.float32).reshape(3, 4) - 5
@@ -189,3 +198,20 @@ def test_the_indices_of_a_scatter_are_checked_before_a_library_kernel_adds():
     for index in (40, -41):
         with pytest.raises(OutOfBoundsError):
             jit(program, target="llvm")(x, np.where(i == 3, index, i), u)
+
+
+def test_buffers_live_within_the_program():
+    """A lifetime begins at a node of the program, is not empty, and no buffer that is dead shortens the workspace."""
+    count = 0
+    for case in (c for c in read_area("graph.flow") if c.rejects is None and c.dynamic is None):
+        entry, arguments = case.entry()
+        main = prepare(entry, arguments).levels["schedule"].main
+        lives = find_lifetimes(main.body)
+        nodes = 2 * sum(1 for _ in main.body.walk())  # a node with regions counts before and after them
+        assert all(0 <= life.first <= life.last <= nodes for life in lives), case.name
+        offsets = assign_offsets(lives)
+        for at in {life.first for life in lives}:
+            alive = sorted((offsets[one.buffer], one.size) for one in lives if one.first <= at <= one.last)
+            assert all(a + size <= b for (a, size), (b, _) in itertools.pairwise(alive)), case.name
+        count += any(node.regions for node in main.body.nodes) and bool(lives)
+    assert count > 5

@@ -25,7 +25,7 @@ FAULTS = list_faults()
 
 def test_kinds():
     assert set(FAULTS) == {
-        "a store past the end", "a store without its limit", "memory that is not written",
+        "a store past the end", "a store without its limit", "an assertion", "memory that is not written",
         "no barrier between a write and a read",
     }  # fmt: skip
 

@@ -8,6 +8,7 @@ import pytest
 from tessera.runtime.program import prepare
 from tessera.tools.fuzz import variants
 from tessera.tools.fuzz.choices import Choices
+from tessera.tools.fuzz.derivative_relations import compare_derivatives
 from tessera.tools.fuzz.graph_programs import make_program
 from tessera.tools.fuzz.launch_statements import KERNELS, list_kernel_sources
 from tessera.tools.fuzz.programs import Input, RandomProgram
@@ -41,7 +42,7 @@ def test_kernels(name):
     (x,) = program.arguments().values()
     found = [prepare(program.load(), program.arguments()).run("tile"), variants._run_batch(program)]
     if name != "copied_rows":  # copies have no derivative in reverse mode
-        found.append(variants._compare_modes(program, Random(0)))
+        found.append(compare_derivatives("forward mode", program, Random(0)))
     for (result,) in found:
         np.testing.assert_allclose(result, twin(x), rtol=1e-5, atol=1e-6)
 

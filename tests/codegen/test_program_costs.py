@@ -1,0 +1,35 @@
+"""Programs of the suite cost on each target what scripts/record_costs.py recorded: launches, memory and instructions.
+Their error bounds allow what they did.
+
+A pass that no longer does its work, or another choice of a schedule, keeps all results and is found here.
+"""
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "scripts"))
+import record_costs  # noqa: E402
+
+RECORDED = json.loads(record_costs.RECORD.read_text())
+
+
+@pytest.mark.parametrize("target", [*record_costs.TARGETS, "bounds"])
+def test_costs_are_those_that_were_recorded(target):
+    found = dict(record_costs.list_costs((target,)))
+    changed = {n: (RECORDED.get(n, "-"), c) for n, c in found.items() if RECORDED.get(n, "-") != c}
+    assert not changed, f"run python scripts/record_costs.py if this is meant: {changed}"
+    assert found.keys() == {n for n in RECORDED if n.endswith(f" {target}")}
+
+
+def test_every_kind_of_cost_is_recorded():
+    found = {(name.rpartition(" ")[2], kind) for name, counts in RECORDED.items() for kind in counts or ()}
+    assert {kind for target, kind in found if target == "ptx"} == {
+        *record_costs.KINDS,
+        "launches",
+        "lines",
+        "workspace",
+    }
+    assert {kind for target, kind in found if target == "csl"} >= {"branches", "lines", "memory", "products", "waits"}
