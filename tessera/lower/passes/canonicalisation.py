@@ -203,7 +203,7 @@ def _find_widening(rewriter: Rewriter, x: Value, number: Any) -> Node | None:
     if cast is None or (number != 0 and math.isfinite(number)):
         return None
     source, wide = _get_element_type(cast.args[0]), _get_element_type(x)
-    narrow = source.dtype.is_float and 16 <= source.dtype.bits < wide.dtype.bits
+    narrow = source.dtype.is_float and wide.dtype.is_float and 16 <= source.dtype.bits < wide.dtype.bits
     return cast if narrow and source.policy is None is wide.policy else None
 
 

@@ -66,6 +66,8 @@ def passed(function):
         (lambda x: (x / 7).to("f64").to("f32"), ["full", "div"]),
         (lambda x: (x / 7).to("f64").to("bf16"), ["full", "div", "cast"]),
         (lambda x: x.to("f64").to("int32"), ["cast", "cast"]),
+        (lambda x: (x / 7).to("int64").to("f32"), ["full", "div", "cast", "cast"]),
+        (lambda x: (x / 7).to("bf16").to("f16"), ["full", "div", "cast", "cast"]),
         (
             lambda x: basic.fusion_barrier(x.reshape(12)).reshape(4, 3).transpose().to("f16"),
             ["cast", "reshape", "fusion_barrier", "reshape", "permute"],
