@@ -38,6 +38,33 @@ for _ in range(6):
 """
 
 
+FORKED = """
+import os, sys, faulthandler
+import numpy as np, tessera as ts
+
+faulthandler.dump_traceback_later(60, exit=True)
+stream, x = ts.Stream(), np.zeros(4, np.float32)
+
+def work():
+    made = ts.memory.async_copy(x, np.empty_like(x)).wait()
+    stream.run(x.__iadd__, 1.0)
+    stream.synchronize()
+    return made
+
+work()
+child = os.fork()
+if child == 0:
+    os._exit(0 if np.array_equal(work(), np.ones(4)) else 1)
+sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+"""
+
+
+@posix
+def test_a_forked_process_has_threads_for_copies_and_streams_of_its_own():
+    done = subprocess.run([sys.executable, "-c", FORKED], capture_output=True, text=True, timeout=240)
+    assert done.returncode == 0, done.stderr[-2000:]
+
+
 @posix
 @pytest.mark.parametrize("method", ["fork", "spawn"])
 def test_children_run_programs_that_their_parent_has_used(method, tmp_path):

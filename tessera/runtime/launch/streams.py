@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import contextvars
 import itertools
+import os
 import time
 import weakref
 from collections import OrderedDict
@@ -264,6 +265,16 @@ LAUNCH_ORDER = LaunchOrder()
 _STREAMS: weakref.WeakSet[Stream] = weakref.WeakSet()
 
 
+def _start_threads() -> None:
+    """What a child process does first: the threads of its streams stay with its parent."""
+    for stream in list(_STREAMS):
+        stream._start_thread()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_start_threads)
+
+
 def _wait_or_cancel(wait: Callable[[], Any]) -> Any:
     """Wait for launches; after Ctrl-C every stream stops first, so that no thread goes on using arrays."""
     try:
@@ -323,11 +334,15 @@ class Stream:
     def __init__(self) -> None:
         self.number = LAUNCH_ORDER.stream()
         self.error: Exception | None = None
-        self._tasks = ThreadPoolExecutor(1, thread_name_prefix=f"tessera-stream-{self.number}")
-        self._lock = Lock()
+        self._start_thread()
         self._token = CancelToken()
         self._tokens: list[contextvars.Token[Stream | None]] = []
         _STREAMS.add(self)
+
+    def _start_thread(self) -> None:
+        """Have a thread for the tasks: one of its own, which a process that is forked has not."""
+        self._tasks = ThreadPoolExecutor(1, thread_name_prefix=f"tessera-stream-{self.number}")
+        self._lock = Lock()
 
     def __enter__(self) -> Stream:
         self._tokens.append(CURRENT_STREAM.set(self))

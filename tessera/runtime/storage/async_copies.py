@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import os
 import zlib
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -213,6 +214,10 @@ def _checksum(array: np.ndarray | None) -> int:
 @cache
 def _get_workers() -> ThreadPoolExecutor:
     return ThreadPoolExecutor(_WORKERS, thread_name_prefix="tessera-copy")
+
+
+if hasattr(os, "register_at_fork"):  # a child has none of the threads
+    os.register_at_fork(after_in_child=_get_workers.cache_clear)
 
 
 # Copy pipelines: functions whose loads and stores of batches overlap with computation (programming model, 13.2).

@@ -61,7 +61,7 @@ def test_where_there_is_a_branch():
 
 
 def test_the_text_has_both_forms():
-    x = np.zeros(40003, np.float16)
+    x = np.zeros(700003, np.float16)  # of fewer elements a thread has one
     module = driver.lower(ts.jit(PROGRAMS["a chain"]).trace(x).function, "ptx")["tile"]
     text = emit_checked(module, "sm_90a").text(TEXT_FILE)
     loads = [line.split()[0] for line in text.splitlines() if "ld.global" in line]

@@ -56,7 +56,7 @@ def _form_branch(uses: UseDef, before: Sequence[Node], node: Node) -> tuple[list
         return None
     inside = {*sides[0], *sides[1]}
     blocks = [_make_region(uses, side, node, place) for side, place in zip(sides, (1, 2), strict=True)]
-    branch = Node(control_flow.if_, (condition,), Attrs({}), node.results, tuple(blocks), node.loc)
+    branch = Node(control_flow.if_, (condition,), Attrs({"apart": False}), node.results, tuple(blocks), node.loc)
     return [n for n in before if n not in inside], branch
 
 
