@@ -278,7 +278,8 @@ def _(rewriter, node, args):
         return make_splat(rewriter, node.out, 0)
     if all(get_splat_number(rewriter, a) is not None for a in args):
         return make_splat(rewriter, node.out, _fold_constants(node, [_get_splat_array(rewriter, a) for a in args]))
-    unit, type = _IDENTITIES.get(node.op), get_tensor_type(node.out)
+    unit = _IDENTITIES.get(node.op)
+    type = get_tensor_type(node.out)
     if type.policy is not None and type.compute != type.dtype:  # the operand is rounded to the type of the computation
         return None
     number = None if unit is None else _get_splat_array(rewriter, args[1])
