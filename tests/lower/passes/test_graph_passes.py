@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from conformance.case import all_cases, read_area
 from conformance.run import list_engines, run_case
 from tessera.core.errors import OutOfBoundsError
-from tessera.core.types import Policy, RefType, f32
+from tessera.core.types import Policy, RefType, bf16, f32
 from tessera.frontend.jit.tracing import jit
 from tessera.interp import graph
 from tessera.ir.core import Module, Value
@@ -41,6 +41,13 @@ def passed(function):
     for name in ("simplify", "common subexpressions", "dead code"):
         module = dict(PIPELINE)[name](module, LoweringPlan())
     return module.main
+
+
+def test_random_rounding_stays_where_its_elements_are():
+    narrow = Policy(bf16, rounding="stochastic")
+    function = jit(lambda x: shape.permute(x / 7, axes=(1, 0)).to(narrow)).trace(X).function
+    found = [n.op.__name__ for n in passed(expand_composites(function)).body.nodes]
+    assert found.index("permute") < found.index("cast")
 
 
 @pytest.mark.parametrize(
