@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import io
 import os
 import sys
 import traceback
 from collections.abc import Mapping
+from contextlib import redirect_stderr
 from functools import cache
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -19,6 +22,7 @@ from tessera.interp.host import keep_heap_pages
 
 # The variables by which launchers tell a process the number of processes: MPICH (hydra), Open MPI, Slurm.
 SIZE_VARIABLES = ("PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "PMIX_SIZE", "MPI_LOCALNRANKS")
+REPORTS = "TESSERA_REPORTS"  # the folder where `tessera launch` looks for what failed ranks say
 
 
 def count_launched() -> int:
@@ -57,15 +61,32 @@ def _abort_on_errors(mpi: Any) -> None:
 
     def stop(kind: Any, error: BaseException, step: Any) -> None:
         rank = mpi.COMM_WORLD.Get_rank()
-        try:
-            before(kind, error, step)
-        except Exception:
-            traceback.print_exc()
-        print(f"rank {rank} failed: all {mpi.COMM_WORLD.Get_size()} ranks end", file=sys.stderr)
-        sys.stderr.flush()
+        report = io.StringIO()
+        with redirect_stderr(report):
+            try:
+                before(kind, error, step)
+            except Exception:
+                traceback.print_exc()
+        report.write(f"rank {rank} failed: all {mpi.COMM_WORLD.Get_size()} ranks end\n")
+        _deliver(report.getvalue(), rank)
         mpi.COMM_WORLD.Abort(1)
 
     sys.excepthook = stop
+
+
+def _deliver(report: str, rank: int) -> None:
+    """Say how a rank failed: to `tessera launch` through a file, else on stderr.
+
+    A launcher that stops all ranks may drop what it has not yet read of their output.
+    """
+    folder = os.environ.get(REPORTS)
+    if folder is not None:
+        try:
+            (Path(folder) / f"{rank:06}").write_text(report, encoding="utf-8")
+            return
+        except OSError:  # a rank on another machine does not see the folder
+            pass
+    print(report, end="", file=sys.stderr, flush=True)
 
 
 class Started:

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from tessera.core.device import count_gpus
 from tessera.core.errors import DeviceUnavailable, FileError
+from tessera.dist.mpi import REPORTS
 from tessera.dist.rendezvous import FOLDER, RANK, SIZE
 
 FATAL_SIGNALS = (signal.SIGABRT, signal.SIGKILL, signal.SIGSEGV, signal.SIGTERM)
@@ -54,7 +55,7 @@ def main(options: argparse.Namespace) -> int:
     if options.engine == "nccl":
         status = run_on_gpus(command, options.n)
     else:
-        status = subprocess.run([find_launcher(), "-n", str(options.n), *command], check=False).returncode
+        status = run_with_mpi(command, options.n)
     if status:
         # MPICH's launcher reports the signal of a rank as the status.
         number = -status if status < 0 else status
@@ -62,6 +63,20 @@ def main(options: argparse.Namespace) -> int:
         text = f"tessera launch: a rank of {options.program} ended with {reason}; all ranks were stopped"
         print(text, file=sys.stderr)
     return status if status >= 0 else 128 - status
+
+
+def run_with_mpi(command: list[str], count: int) -> int:
+    """Run a program as ranks of MPI; the status of the launcher. Says how ranks failed that wrote a report of it.
+
+    Raises:
+        DeviceUnavailable: as `find_launcher`.
+    """
+    with tempfile.TemporaryDirectory(prefix="tessera-") as folder:
+        environment = {**os.environ, REPORTS: folder}
+        status = subprocess.run([find_launcher(), "-n", str(count), *command], env=environment, check=False).returncode
+        for report in sorted(Path(folder).iterdir()):
+            print(report.read_text(encoding="utf-8"), end="", file=sys.stderr)
+    return status
 
 
 def list_gpus(count: int) -> list[str]:
