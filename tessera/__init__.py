@@ -83,7 +83,7 @@ from tessera.ops.tensor.scalar_functions import (
     lerp, log10, log1p, logaddexp, nan_to_num, nextafter, positive, reciprocal, sigmoid, sign, signbit, sinh, square,
     tan, trunc,
 )
-from tessera.ops.tensor.scatter import scatter, scatter_add
+from tessera.ops.tensor.scatter import scatter, scatter_add, update_slice
 from tessera.ops.tensor.shape import (
     concatenate, embedding, expand_dims, flatten, gather, iota, mesh_shift, permute, reshape, squeeze, stack, transpose,
 )

@@ -9,7 +9,7 @@ argument in place.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from tessera.codegen.host_plan import find_touched_parameters
 from tessera.core.types import RefType
@@ -27,21 +27,31 @@ def reuse_donated(module: Module, donated: Collection[int]) -> Module:
     return _reuse(module, uses, _find_pairs(uses, donated))
 
 
-def overwrite_arguments(module: Module, wanted: Mapping[int, int]) -> Module:
-    """Let results take the memory of given arguments where that is safe: for each number of a result, a parameter."""
+def overwrite_arguments(module: Module, wanted: Mapping[int, int], parts: Collection[int] = ()) -> Module:
+    """Let results take the memory of given arguments where that is safe: for each number of a result, a parameter.
+
+    `parts`: results that must be updates of a slice of their argument (`ts.update_slice`), so that nothing else of it
+    is written.
+    """
     uses = _EntryUses(module)
     first = len(module.main.params) - int(module.main.attrs.get("outputs", 0))
-    pairs = {first + r: i for r, i in wanted.items() if _may_share(uses, i, first + r)}
+    pairs = {
+        first + r: i
+        for r, i in wanted.items()
+        if _may_share(uses, i, first + r) and (r not in parts or uses.updates(i, first + r))
+    }
     return _reuse(module, uses, pairs if _is_static(module.main) else {})
 
 
 def _reuse(module: Module, uses: _EntryUses, pairs: Mapping[int, int]) -> Module:
     if not pairs:
         return module
-    nodes = tuple(n for n in module.main.body.nodes if not uses.copies_to_itself(n, pairs))
-    body = replace(module.main.body, nodes=nodes)
+    copies = [n for n in module.main.body.nodes if uses.copies_to_itself(n, pairs)]
+    body = replace(module.main.body, nodes=tuple(n for n in module.main.body.nodes if n not in copies))
     main = replace(module.main, body=body, attrs=Attrs({**module.main.attrs, "reused": tuple(pairs.items())}))
-    return replace(module, functions=(main, *module.functions[1:]))
+    launched = {n.attrs["kernel"] for n in body.walk() if n.op is host.launch}
+    unused = {n.attrs["kernel"] for n in copies} - launched
+    return replace(module, functions=(main, *(f for f in module.functions[1:] if f.name not in unused)))
 
 
 def find_reusable(module: Module, donated: Collection[int]) -> dict[int, int]:
@@ -107,14 +117,27 @@ class _EntryUses:
 
     def allow(self, i: int, o: int) -> bool:
         """Whether result `o` may take the memory of argument `i`."""
-        last = max((k for k, (_, read, _) in enumerate(self.steps) if i in read), default=-1)
-        first = min((k for k, (_, read, written) in enumerate(self.steps) if o in read | written), default=-1)
+        first = self._find_first(o, self.steps)
         if first < 0 or any(i in written for _, _, written in self.steps):
             return False
-        if last != first:
-            return last < first
-        node = self.steps[first][0]
+        steps = self.steps
+        if self.updates(i, o):
+            steps = [*steps[:first], *steps[first + 1 :]]
+            first = self._find_first(o, steps)
+        last = max((k for k, (_, read, _) in enumerate(steps) if i in read), default=-1)
+        if first < 0 or last != first:
+            return first < 0 or last < first
+        node = steps[first][0]
         return node.op is host.launch and self._is_elementwise(node, i, o)
+
+    def updates(self, i: int, o: int) -> bool:
+        """Whether result `o` begins as a copy of argument `i`, which what comes after the copy updates."""
+        return self.copies_to_itself(self.steps[self._find_first(o, self.steps)][0], {o: i})
+
+    @staticmethod
+    def _find_first(o: int, steps: Sequence[tuple[Node, set[int], set[int]]]) -> int:
+        """The number of the first step that reads or writes a result; -1 if none does."""
+        return min((k for k, (_, read, written) in enumerate(steps) if o in read | written), default=-1)
 
     def copies_to_itself(self, node: Node, pairs: Mapping[int, int]) -> bool:
         """Whether a launch only copies an argument to the result that takes its memory."""
@@ -139,13 +162,12 @@ class _EntryUses:
         if len(stores) != 1 or len({block for block, _ in (*loads, *stores)}) != 1 or stores[0][0] == IN_A_LOOP:
             return False
         (number, at), nodes = stores[0], uses.blocks[stores[0][0]].nodes
-        store = nodes[at]
-        # `tile.store` has the memory, the block and the indices; `tile.load` the memory and the indices.
-        plain = store.op is tile.store and all(nodes[k].op is tile.load and k < at for _, k in loads)
+        stored = StoredBlock.of(nodes[at], uses.producers)
+        if stored is None or not all(nodes[k].op is tile.load and k < at for _, k in loads):
+            return False
         return (
-            plain
-            and uses.covers_once(store, node.attrs["grid"])
-            and all(_reads_what(nodes[k], store) for _, k in loads)
+            uses.covers_once(stored, node.attrs["grid"])
+            and all(stored.is_read_by(nodes[k], uses.producers) for _, k in loads)
             and _is_pointwise([nodes[k].out for _, k in loads], uses.blocks[number])
         )
 
@@ -179,22 +201,94 @@ class _KernelUses:
             for region in node.regions:
                 self._visit(region, once and node.op is control_flow.if_)
 
-    def covers_once(self, store: Node, grid: Sequence[int]) -> bool:
-        """Whether a store has no mask, and no two programs of the grid store to the same element.
+    def covers_once(self, stored: StoredBlock, grid: Sequence[int]) -> bool:
+        """Whether no two programs of the grid store to the same element.
 
         Each axis of the grid must move the block along an axis of the memory, by its size or more.
         """
-        indices, shape = store.args[2:], store.args[1].type.shape
-        if len(indices) != len(shape) or int(self.kernel.attrs.get("group", 1)) != 1:
+        if int(self.kernel.attrs.get("group", 1)) != 1:
             return False
         moves: dict[int, bool] = {}
-        for index, size in zip(indices, shape, strict=True):
-            form = _find_form(index, self.producers)
+        for index, size in zip(stored.starts, stored.shape, strict=True):
+            form = {} if index is None else _find_form(index, self.producers)
             if form is None or len(form) > 1:
                 return False
             for axis, factor in form.items():
                 moves[axis] = moves.get(axis, False) or abs(factor) >= size
         return all(n == 1 or moves.get(axis, False) for axis, n in enumerate(grid))
+
+
+@dataclass(frozen=True)
+class StoredBlock:
+    """The block of memory in which a store writes: its first index along each axis, None for 0, and its shape."""
+
+    memory: RefType
+    starts: tuple[Value | None, ...]
+    shape: tuple[int, ...]
+    edge: str | None
+
+    @staticmethod
+    def of(store: Node, producers: Mapping[Value, Node]) -> StoredBlock | None:
+        """The block of a `tile.store` without a mask, or of a `tile.scatter` that writes some of a block in order."""
+        memory, (block, *indices) = store.args[0].type, store.args[1:]
+        assert isinstance(memory, RefType)
+        shape = tuple(int(n) for n in block.type.shape)
+        if store.op is tile.store:
+            whole = len(indices) == len(shape)
+            return StoredBlock(memory, tuple(indices), shape, store.attrs["edge"]) if whole else None
+        if store.op is not tile.scatter:
+            return None
+        found = [_find_steps(v, producers) for v in indices[: memory.rank]]
+        axes = [axis for _, axis in (f for f in found if f is not None) if axis is not None]
+        if None in found or axes != list(range(-len(shape), 0)):
+            return None
+        sizes = tuple(1 if axis is None else shape[axis] for _, axis in found)  # type: ignore[misc]
+        return StoredBlock(memory, tuple(start for start, _ in found), sizes, "clip")  # type: ignore[misc]
+
+    def is_read_by(self, load: Node, producers: Mapping[Value, Node]) -> bool:
+        """Whether a load has the indices, the shape and the edge of a store."""
+        pairs = zip(load.args[1:], self.starts, strict=False)
+        alike = len(load.args) == 1 + len(self.starts) and all(
+            v == start or (start is None and _is_zero(v, producers)) for v, start in pairs
+        )
+        kind = (load.args[0].type, tuple(load.attrs["shape"]), load.attrs.get("edge"))
+        return alike and kind == (self.memory, self.shape, self.edge)
+
+
+def _is_zero(value: Value, producers: Mapping[Value, Node]) -> bool:
+    node = producers.get(value)
+    return node is not None and node.op is REGISTRY["ts.full"] and node.attrs["value"] == 0
+
+
+def _find_steps(value: Value, producers: Mapping[Value, Node]) -> tuple[Value | None, int | None] | None:
+    """A block of indices as a number, None for 0, and the axis along which it counts up from there, None for no axis.
+
+    Axes count from the end. None for any other block.
+    """
+    node, shape = producers.get(value), tuple(value.type.shape)
+    if not shape:
+        return value, None
+    if node is None:
+        return None
+    if node.op is REGISTRY["ts.iota"]:
+        return None, int(node.attrs["axis"])
+    parts = [_find_steps(a, producers) for a in node.args]
+    if node.op is REGISTRY["ts.broadcast"] and parts[0] is not None:
+        axis = parts[0][1]
+        return parts[0] if axis is None or node.args[0].type.shape[axis] == shape[axis] else None
+    if node.op is REGISTRY["ts.reshape"] and parts[0] is not None:
+        start, axis = parts[0]
+        before = tuple(node.args[0].type.shape)
+        if axis is None:
+            return parts[0]
+        long = [a for a in range(-len(shape), 0) if shape[a] != 1]
+        single = [a for a in range(-len(before), 0) if before[a] != 1] == [axis] and len(long) == 1
+        return (start, long[0]) if single else None
+    if node.op is REGISTRY["ts.add"] and None not in parts:
+        starts, axes = zip(*parts, strict=True)  # type: ignore[arg-type]
+        if starts.count(None) == axes.count(None) == 1:
+            return next(v for v in starts if v is not None), next(a for a in axes if a is not None)
+    return None
 
 
 def _is_pointwise(loaded: Sequence[Value], block: Block) -> bool:
@@ -207,20 +301,11 @@ def _is_pointwise(loaded: Sequence[Value], block: Block) -> bool:
         if not tainted & {*node.args, *(a for region in node.regions for n in _walk(region) for a in n.args)}:
             continue
         moves = node.op is REGISTRY["ts.reshape"] or (node.op.pointwise and not node.regions)
-        if node.op is not tile.store and not moves:
+        places = node.op is tile.scatter and tainted.isdisjoint(node.args[2:])
+        if node.op is not tile.store and not moves and not places:
             return False
         tainted.update(node.results)
     return not tainted & set(block.results)
-
-
-def _reads_what(load: Node, store: Node) -> bool:
-    """Whether a load has the indices, the shape and the edge of a store."""
-    return (
-        load.args[1:] == store.args[2:]
-        and tuple(load.attrs["shape"]) == tuple(store.args[1].type.shape)
-        and load.args[0].type == store.args[0].type
-        and load.attrs.get("edge") == store.attrs.get("edge")
-    )
 
 
 def _find_form(value: Value, producers: Mapping[Value, Node]) -> dict[int, int] | None:

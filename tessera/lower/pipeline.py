@@ -17,7 +17,7 @@ from tessera.ir.rewrite import (
 )
 from tessera.ir.rules import Op, Rules
 from tessera.ir.tensor import Tensor
-from tessera.lower.graph_to_schedule.lowering import to_schedule
+from tessera.lower.graph_to_schedule.lowering import is_result_slice, to_schedule
 from tessera.lower.lowering_plan import (
     FUSION,
     GRAPH,
@@ -58,7 +58,7 @@ from tessera.lower.passes.window_sums import gather_window_sums
 from tessera.lower.passes.window_views import flatten_windows, form_window_views
 from tessera.lower.schedule_to_tile.lowering import to_legal_tile
 from tessera.ops.dialects import control_flow, host, schedule
-from tessera.ops.tensor import contractions, elementwise, shape, sorting
+from tessera.ops.tensor import contractions, elementwise, scatter, shape, sorting
 
 LoweringPass = Callable[[Module, LoweringPlan], Module]
 
@@ -100,7 +100,8 @@ def expand_for_target(module: Module, plan: LoweringPlan) -> Module:
     """Replace composite ops by their lowering, except those of the kernel library and of the host."""
 
     def keep(op: Op) -> bool:
-        return _has_library_launch(main, op, plan) or _runs_on_host(main, op, plan)
+        kept = _has_library_launch(main, op, plan) or _runs_on_host(main, op, plan)
+        return kept or (op is scatter.update_slice and _updates_results(main))
 
     main = turn_products(module.main) if plan.tensor_cores and _has_products(module.main) else module.main
     main = expand_composites(main, lambda op: keep(op) or op in library_lowerings)
@@ -154,6 +155,12 @@ def _has_library_launch(function: Function, op: Op, plan: LoweringPlan) -> bool:
     if op not in find_library_ops(plan):
         return False
     return all(find_library_launch(n, plan) is not None for n in function.body.walk() if n.op is op)
+
+
+def _updates_results(function: Function) -> bool:
+    """Whether all updates of slices are results of the function, which kernels write a part of."""
+    uses = UseDef(function)
+    return all(is_result_slice(n, function, uses) for n in function.body.walk() if n.op is scatter.update_slice)
 
 
 def _runs_on_host(function: Function, op: Op, plan: LoweringPlan) -> bool:

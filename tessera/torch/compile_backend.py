@@ -43,6 +43,7 @@ from tessera.torch.input_writes import InputWrites, extract_writes
 from tessera.torch.interop import (
     ProgramOptions,
     RunOnTensors,
+    SliceInUseError,
     choose_target,
     compile_for_tensors,
     describe_tensor,
@@ -455,28 +456,44 @@ class Piece(torch.nn.Module):
         return choose
 
     def _compile_for_layouts(self, values: Sequence[Any], layouts: Sequence[InputLayout]) -> RunOnTensors:
+        """The program, which writes slices where they lie if it reads nothing else of them."""
+        parts = {r: t for r, t in self._list_targets().items() if layouts[t].may_be_written}
+        try:
+            return self._compile_for_parts(values, layouts, parts)
+        except SliceInUseError:
+            return self._compile_for_parts(values, layouts, {})
+
+    def _compile_for_parts(
+        self, values: Sequence[Any], layouts: Sequence[InputLayout], parts: Mapping[int, int]
+    ) -> RunOnTensors:
         start = time.perf_counter()
-        traced, places = self._trace(values, layouts)
+        traced, places = self._trace(values, layouts, parts)
         in_place = frozenset(i for i, layout in enumerate(layouts) if layout.enclosing is not None)
-        run = compile_for_tensors(traced, self.program_options, self._list_overwritten(places), in_place)
+        whole = {
+            r: t
+            for r, t in self._list_targets().items()
+            if InputLayout((), find_axis_order(self.outputs[r])) == self.layouts[t]
+        }  # both lie in the same order of axes
+        overwritten = {places.index(r): t for r, t in (whole | parts).items() if r in places}
+        numbers = [places.index(r) for r in parts if r in places]
+        run = compile_for_tensors(traced, self.program_options, overwritten, in_place, numbers)
         _count(programs=1, seconds=time.perf_counter() - start)
         views = [None if i in in_place else layout.make_view() for i, layout in enumerate(layouts)]
-        return _arrange(run, views, [find_axis_order(self.outputs[i]) for i in places], places, len(self.outputs))
+        orders = [None if i in parts else find_axis_order(self.outputs[i]) for i in places]
+        return _arrange(run, views, orders, places, len(self.outputs))
 
-    def _list_overwritten(self, places: Sequence[int]) -> dict[int, int]:
-        """The results of the program that may take the memory of a tensor: both lie in the same order of axes."""
+    def _list_targets(self) -> dict[int, int]:
+        """The results that may take the memory of a tensor, by number."""
         tensors = [i for i, f in enumerate(self.fakes) if isinstance(f, torch.Tensor)]
-        numbers = {r: tensors.index(i) for r, i in self.overwritten.items() if i in tensors}
-        return {
-            places.index(r): t
-            for r, t in numbers.items()
-            if r in places and InputLayout((), find_axis_order(self.outputs[r])) == self.layouts[t]
-        }
+        return {r: tensors.index(i) for r, i in self.overwritten.items() if i in tensors}
 
-    def _trace(self, values: Sequence[Any], layouts: Sequence[InputLayout]) -> tuple[TracedFunction, list[int]]:
+    def _trace(
+        self, values: Sequence[Any], layouts: Sequence[InputLayout], parts: Mapping[int, int]
+    ) -> tuple[TracedFunction, list[int]]:
         """The Graph function for types and numbers, and which of the piece's results it gives: the others are None.
 
-        Tensors that lie in memory in another order of axes are taken and given in that order.
+        Tensors that lie in memory in another order of axes are taken and given in that order. Results that are `parts`
+        of what is taken for a tensor are given as an update of that.
         """
         convert_piece = convert(self.graph_module, checked=False)
         places: list[int] = []
@@ -487,11 +504,10 @@ class Piece(torch.nn.Module):
             places[:] = [i for i, out in enumerate(outs) if out is not None]
             for i in places:
                 _check_result(outs[i], self.outputs[i])
-            orders = [find_axis_order(self.outputs[i]) for i in places]
-            return [
-                outs[i] if order is None else permute(outs[i], axes=order)
-                for i, order in zip(places, orders, strict=True)
-            ]
+            found = {i: layouts[t].update(tensors[t], outs[i]) for i, t in parts.items() if i in places}
+            orders = {i: order for i in places if (order := find_axis_order(self.outputs[i])) is not None}
+            found = {i: permute(outs[i], axes=order) for i, order in orders.items()} | found
+            return [found.get(i, outs[i]) for i in places]
 
         types = [v for v in values if isinstance(v, TensorType)]
         taken = [layout.find_type(type) for layout, type in zip(layouts, types, strict=True)]

@@ -18,6 +18,7 @@ import torch
 from tessera.core.types import TensorType
 from tessera.ir.tensor import Tensor
 from tessera.ops.tensor.basic import broadcast_to
+from tessera.ops.tensor.scatter import update_slice
 from tessera.ops.tensor.shape import permute, reshape, slice_
 from tessera.torch.partition import hint
 
@@ -63,6 +64,16 @@ class InputLayout:
             taken = reshape(taken, shape=self.drop_gaps().find_type(type).shape)
         found = taken if self.order is None else permute(taken, axes=invert_order(self.order))
         return found if found.shape == type.shape else broadcast_to(found, shape=type.shape)
+
+    @property
+    def may_be_written(self) -> bool:
+        """Whether it is of a tensor with gaps, each element of which lies at a place of its own."""
+        return self.enclosing is not None and not self.repeated
+
+    def update(self, taken: Tensor, new: Tensor) -> Tensor:
+        """The array that a program took, with a new tensor instead of the one that `restore` gives."""
+        part = new if self.order is None else permute(new, axes=self.order)
+        return update_slice(taken, reshape(part, shape=self.part), start=(0,) * taken.ndim)
 
     def drop_gaps(self) -> InputLayout:
         """The layout of a program that takes a copy without gaps."""

@@ -6,7 +6,7 @@ Nothing is copied but tensors whose elements are not contiguous.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from types import MappingProxyType
@@ -43,6 +43,10 @@ def describe_tensor(tensor: torch.Tensor) -> TensorType:
         DTypeError: its dtype has no element type here.
     """
     return TensorType(tuple(int(n) for n in tensor.shape), find_dtype(tensor.dtype))
+
+
+class SliceInUseError(Exception):
+    """A program cannot write a slice of a tensor where it lies, since it reads the tensor in another order."""
 
 
 DEVICE_TARGETS = {"cpu": "llvm", "cuda": "ptx"}
@@ -83,22 +87,25 @@ def compile_for_tensors(
     options: ProgramOptions,
     overwritten: Mapping[int, int] = MappingProxyType({}),
     in_place: Container[int] = (),
+    parts: Collection[int] = (),
 ) -> RunOnTensors:
     """Compile a traced function: a function from its tensors to PyTorch tensors, which are new and contiguous.
 
     `overwritten`: results, by number, that may take the memory of a tensor, by its number. Where they do, and the
     tensor is contiguous, what is returned for them shares its memory. `in_place`: tensors, by number, that are read
     where they lie, whatever their strides are: the function takes the array that begins there
-    (`tessera.torch.input_layouts`), so `reads_in_place` must hold.
+    (`tessera.torch.input_layouts`), so `reads_in_place` must hold. `parts`: results among the `overwritten` that are
+    such an array with another slice (`ts.update_slice`), which alone is written.
 
     A program that draws random numbers draws a seed from PyTorch's generator in each call, so `torch.manual_seed`
     sets them.
 
     Raises:
         ArgumentError: the function seeds Tessera's default generator.
+        SliceInUseError: one of the `parts` cannot be written where the tensor lies.
     """
     check_seedless(traced)
-    run = _compile(traced, options, overwritten, in_place)
+    run = _compile(traced, options, overwritten, in_place, parts)
     constants = [to_torch(Tensor(a)) for a in traced.captures]
     device = "cuda" if options.target == "ptx" and reads_in_place(options) else "cpu"
     constants = [c.to(device) for c in constants]
@@ -121,7 +128,11 @@ def reads_in_place(options: ProgramOptions) -> bool:
 
 
 def _compile(
-    traced: TracedFunction, options: ProgramOptions, overwritten: Mapping[int, int], in_place: Container[int]
+    traced: TracedFunction,
+    options: ProgramOptions,
+    overwritten: Mapping[int, int],
+    in_place: Container[int],
+    parts: Collection[int],
 ) -> RunOnTensors:
     function = traced.function
     if options.debug or options.level == "graph":
@@ -132,7 +143,10 @@ def _compile(
         return _run_on_arrays(driver.compile_level(levels, options.level, options.target))
     module = levels["tile"]
     if overwritten and get_backend(options.target).capabilities.donation:
-        module = overwrite_arguments(module, overwritten)
+        module = overwrite_arguments(module, overwritten, parts)
+    first = len(module.main.params) - int(module.main.attrs["outputs"])
+    if not {first + r for r in parts} <= dict(module.main.attrs.get("reused", ())).keys():
+        raise SliceInUseError("a kernel reads other elements of what it overwrites")
     runtime = driver.make_runtime(module, options.target)
     if options.target == "ptx" and count_gpus():
         return _run_on_gpu(cast("GpuProgram | SizedGpuProgram", runtime), in_place)

@@ -185,11 +185,13 @@ class BodyBuilder:
         """One more node."""
         return self.builder.add(op, args, attrs).out
 
-    def store(self, root: Value, place: Value) -> None:
-        """Write the root's element, at the index of the kernel's dims, into memory."""
+    def store(self, root: Value, place: Value, start: Sequence[Size] = ()) -> None:
+        """Write the root's element, at the index of the kernel's dims, into memory: from `start` on, if given."""
         (point,) = self.cluster.points(root)
         value = self.compute_element(root, point)
         indices = [self._axis(d) for d in range(self.cluster.parallel)]
+        for axis, low in enumerate(start):
+            indices[axis] = self.add(e.add, [indices[axis], self.number(low)]) if low else indices[axis]
         self.builder.add(schedule.store, [place, value, *indices])
 
     def export(self, value: Value, point: AccessPoint, place: Value) -> None:

@@ -24,9 +24,19 @@ from tessera.lower.indexing_maps import (
 )
 from tessera.lower.lowering_plan import LoweringPlan
 from tessera.ops.dialects import control_flow, host, schedule
-from tessera.ops.tensor import basic, contractions, shape
+from tessera.ops.tensor import basic, contractions, scatter, shape
 
 assert kernel_body  # fills the table of bodies
+
+
+@dataclass(frozen=True)
+class MemoryRegion:
+    """A slice of a result: `new` from the indices `start` on, in the memory `target`, which is `old` elsewhere."""
+
+    old: Value
+    new: Value
+    target: Value
+    start: tuple[Size, ...]
 
 
 @dataclass
@@ -41,6 +51,7 @@ class ScheduleLowering:
     functions: list[Function] = field(default_factory=list)
     # Results of the block that a launch computes in their own memory.
     placed: set[Value] = field(default_factory=set)
+    regions: list[MemoryRegion] = field(default_factory=list)
     # The names of the tile functions, by what they compute.
     names: dict[Hashable, str] = field(default_factory=dict)
     name: str = ""  # of the function that is lowered: no tile function has it
@@ -53,9 +64,11 @@ class ScheduleLowering:
 
     def lower_block(self, block: Block, targets: Sequence[Value]) -> None:
         """Lower a block whose parameters have buffers; each result goes into its target."""
+        for region in self.regions:  # donation leaves these copies out: the slices alone are written then
+            self.add_copy(region.old, region.target)
         for value, target in zip(block.results, targets, strict=True):
             self.buffers.setdefault(value, target)
-        kept = self.share_result_memory(block, targets)
+        kept = self.share_result_memory(block, targets) | {region.new for region in self.regions}
         self.share_buffers(block)
         launched = lowering_plan.find_library_ops(self.plan) | frozenset(host_ops.host_rules)
         function = Function("block", block)
@@ -63,6 +76,22 @@ class ScheduleLowering:
             self.lower_cluster(cluster)
         for value, target in zip(block.results, targets, strict=True):
             self.add_copy(value, target)
+        for region in self.regions:
+            if self.find_memory(region.new) in self.buffers:  # it was not computed in its place
+                self.add_copy(region.new, region.target, region.start)
+
+    def take_regions(self, block: Block, targets: Sequence[Value]) -> tuple[Block, list[Value]]:
+        """A block without the results that are updated slices of parameters, and the other results' targets."""
+        updates = {n.out: n for n in block.nodes if n.op is scatter.update_slice}
+        for value, target in zip(block.results, targets, strict=True):
+            if value in updates:
+                old, new = updates[value].args
+                self.regions.append(MemoryRegion(old, new, target, updates[value].attrs["start"]))
+        kept = [(v, t) for v, t in zip(block.results, targets, strict=True) if v not in updates]
+        nodes = tuple(n for n in block.nodes if n.op is not scatter.update_slice)
+        block = replace(block, nodes=nodes, results=tuple(v for v, _ in kept))
+        self.uses = UseDef(block, nested=False)
+        return block, [t for _, t in kept]
 
     def view_buffer(self, value: Value, shape: tuple[Size, ...]) -> Value:
         """The buffer of a value, viewed as a shape; a launch reads through reshapes."""
@@ -118,6 +147,11 @@ class ScheduleLowering:
         node = self.uses.find(value, *point_rules, control_flow.launch)
         return node is not None and strip_reshapes(value, self.uses) is value and self.uses.count_uses(value) == 1
 
+    def find_region(self, value: Value) -> MemoryRegion | None:
+        """The slice of a result that a value is computed in: the only one that has it, where nothing else does."""
+        found = [region for region in self.regions if region.new is value]
+        return found[0] if len(found) == 1 and not self.uses.count_uses(value) else None
+
     def lower_cluster(self, cluster: FusionCluster) -> None:
         """Add the kernel, launch or host op that computes a cluster's root."""
         if cluster.root in self.placed:
@@ -130,6 +164,8 @@ class ScheduleLowering:
                 self.allocate(cluster.root)
             elif not cluster.inlined:
                 self.add_launch(node)
+            elif (region := self.find_region(cluster.root)) is not None:
+                self.add_kernel(cluster, region.target, region.start)
             else:
                 self.add_kernel(cluster, self.allocate(cluster.root))
 
@@ -157,8 +193,8 @@ class ScheduleLowering:
         self.functions = [merge_scopes(f, function) if f.name == name else f for f in self.functions]
         return name
 
-    def add_kernel(self, cluster: FusionCluster, target: Value) -> None:
-        """One schedule.kernel."""
+    def add_kernel(self, cluster: FusionCluster, target: Value, start: Sequence[Size] = ()) -> None:
+        """One schedule.kernel, which writes the elements of the target from `start` on, if given."""
         order = order_dims(cluster)
         body = BodyBuilder(cluster, order, self.uses, lambda v: self.buffers[self.find_memory(v)].hint)
         for value in sorted(cluster.inlined, key=self.uses.order.__getitem__):
@@ -169,7 +205,7 @@ class ScheduleLowering:
         with body.builder.at(self.builder.location):
             for (value, point), place in zip(cluster.exports.items(), places, strict=False):
                 body.export(value, point, place)
-            body.store(cluster.root, places[-1])
+            body.store(cluster.root, places[-1], start)
         refs = [self.view_buffer(value, shape) for value, shape in body.slots]
         self.add_body(body, places, [*refs, *more, target], make_dims(cluster, order))
 
@@ -190,17 +226,18 @@ class ScheduleLowering:
             self.views[ref, shape] = self.builder.add(host.view, [ref], {"shape": shape}).out
         return self.views[ref, shape]
 
-    def add_copy(self, source: Value, target: Value) -> None:
-        """Copy a value to another buffer."""
-        if self.buffers[source] is target or 0 in get_shape(source):
+    def add_copy(self, source: Value, target: Value, start: Sequence[Size] = ()) -> None:
+        """Copy a value to another buffer: to its elements from `start` on, if given."""
+        held = self.view_buffer(source, get_shape(source))
+        if held is target or 0 in get_shape(source):
             return
         cluster = FusionCluster.of(source)
         order = order_dims(cluster)
-        body = BodyBuilder(cluster, order, self.uses, lambda v: self.buffers[v].hint)
+        body = BodyBuilder(cluster, order, self.uses, lambda v: held.hint)
         place = Value(target.type, target.hint)
         with body.builder.at(self.builder.location):
-            body.store(source, place)
-        self.add_body(body, [place], [self.buffers[source], target], make_dims(cluster, order))
+            body.store(source, place, start)
+        self.add_body(body, [place], [held, target], make_dims(cluster, order))
 
 
 def _make_key(function: Function) -> Hashable:
@@ -244,9 +281,18 @@ def _walk_tensor_ops(block: Block) -> Iterator[Node]:
                 yield from _walk_tensor_ops(region)
 
 
+def is_result_slice(node: Node, function: Function, uses: UseDef) -> bool:
+    """Whether an update of a slice is a result alone, of a parameter: memory, a part of which one kernel writes."""
+    alone = node.out in function.results and uses.count_uses(node.out) == 1
+    return alone and node.args[0] in function.params and 0 not in get_shape(node.args[1])
+
+
 def check_schedulable(function: Function, launched: Collection[Op]) -> None:
     """Raise an error for a function that cannot be scheduled."""
+    uses = UseDef(function)
     for node in _walk_tensor_ops(function.body):
+        if node.op is scatter.update_slice and is_result_slice(node, function, uses):
+            continue
         if node.op not in point_rules and node.op not in launched:
             raise UnsupportedOpError(
                 f"{node.op.name} cannot be scheduled",
@@ -270,7 +316,7 @@ def to_schedule(module: Module, plan: LoweringPlan | None = None) -> Module:
     lowering.buffers.update(zip(function.params, params, strict=True))
     outputs = [Value(make_ref(v.type), _name_output(i, len(function.results))) for i, v in enumerate(function.results)]
     with lowering.builder.at(function.loc):
-        lowering.lower_block(function.body, outputs)
+        lowering.lower_block(*lowering.take_regions(function.body, outputs))
     block = lowering.builder.block([*params, *outputs], ())
     names = find_size_names(function)
     kept = {"sizes": names, "constraints": function.attrs.get("constraints", ())} if names else {}

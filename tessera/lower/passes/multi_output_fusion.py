@@ -206,16 +206,28 @@ class _RegionFusion:
 
     def run(self) -> Block:
         """The region with fewer kernels."""
+        copied = self.find_updated_copies() if self.flat else ()
         for node in self.block.nodes:
             if node.op in (host.alloc, *VIEWS):
                 self.defined.append(node)
                 continue
-            kernel = find_fusible(node, self.memory)
+            kernel = None if node in copied else find_fusible(node, self.memory)
             if kernel is None or not self.combine(kernel):
                 self.made.append(kernel or node)
         if len(self.made) == sum(node.op not in (host.alloc, *VIEWS) for node in self.block.nodes):
             return self.block
         return self.drop_unread()
+
+    def find_updated_copies(self) -> set[Node]:
+        """The kernels whose results others update after them: donation leaves these copies out, if they are alone."""
+        kernels = [n for n in self.block.nodes if n.op is schedule.kernel]
+        writers: dict[Value, Node] = {}
+        found = set()
+        for node in kernels:
+            for storage in self.find_storages(node)[1]:
+                if writers.setdefault(storage, node) is not node:
+                    found.add(writers[storage])
+        return found
 
     def drop_unread(self) -> Block:
         """The region without stores to its own buffers that no other node touches."""

@@ -1,4 +1,4 @@
-"""Scatter ops: scatter and scatter_add, with their rules."""
+"""Scatter ops: scatter, scatter_add and update_slice, with their rules."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import numpy as np
 
 from tessera.core.errors import ArgumentError, DTypeError, ShapeError
 from tessera.core.shapes import format_shape, normalize_axis
-from tessera.core.symbolic_dim import Size
-from tessera.core.types import TensorType, int64
+from tessera.core.symbolic_dim import Size, proves_less
+from tessera.core.types import TensorType, bool_, int64
 from tessera.ir.numerics import error_rules
 from tessera.ir.rules import ACCUMULATE, batch, error, jvp, lower, op, transpose
 from tessera.ir.tensor import Tensor
@@ -36,6 +36,7 @@ from tessera.ops.tensor.shape import (
     merge_lanes,
     normalise_indices,
     offset_lane_indices,
+    pad,
     permute,
     reshape,
 )
@@ -275,3 +276,42 @@ def _(lanes, *, axis):
     out = scatter_add(merge_lanes(x, at), offset_lane_indices(indices, x.shape[at], at - 1), front, axis=0)
     split = reshape(out, shape=(lanes.size, x.shape[at], *out.shape[1:]))
     return axes_from_front(split, at, 2)
+
+
+# A slice of a tensor replaced as a whole.
+
+
+def _infer_update_slice(x: TensorType, new: TensorType, *, start: tuple) -> TensorType:
+    if (x.dtype, x.policy) != (new.dtype, new.policy):
+        raise DTypeError("the new elements have another type", expected=str(x.dtype), received=f"{x} and {new}")
+    if not x.rank == new.rank == len(start):
+        raise ShapeError(f"a slice of {x} needs {x.rank} axes and as many starts", received=f"{new} at {start}")
+    for axis, (low, part, size) in enumerate(zip(start, new.shape, x.shape, strict=True)):
+        if proves_less(low, 0) or proves_less(size, low + part):
+            raise ShapeError(f"slice {low}:{low + part} is outside axis {axis} of {x}")
+    return x
+
+
+@op(infer=_infer_update_slice, coerce=coerce_plain, canonical=lambda x, new, *, start: {"start": tuple(start)})
+def update_slice(x: Any, new: Any, *, start: tuple) -> Any:
+    """`x` with the elements from `start` on replaced by those of `new` (XLA's dynamic-update-slice at fixed places).
+
+    Where the result is one of a program's, and `x` one of its arguments, a kernel computes the slice alone: if `x` is
+    donated, no other element is touched.
+
+    >>> import tessera as ts
+    >>> ts.update_slice(ts.zeros((2, 3)), ts.ones((1, 2)), start=(1, 0))
+    Tensor([[0., 0., 0.],
+            [1., 1., 0.]], f32)
+    """
+    out = x.copy()
+    out[tuple(slice(low, low + n) for low, n in zip(start, new.shape, strict=True))] = new
+    return out
+
+
+@lower(update_slice)
+def _(x, new, *, start):
+    rest = tuple(n - low - part for n, low, part in zip(x.shape, start, new.shape, strict=True))
+    inside = broadcast_to(full(shape=(), value=True, dtype=bool_), shape=new.shape)
+    place = pad(new, low=start, high=rest, value=0)
+    return where(pad(inside, low=start, high=rest, value=False), place, x)
