@@ -8,10 +8,13 @@ argument in place.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+import math
+import operator
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from tessera.codegen.host_plan import find_touched_parameters
+from tessera.core.symbolic_dim import Size
 from tessera.core.types import RefType
 from tessera.ir.core import Attrs, Block, Function, Module, Node, Value
 from tessera.ir.rules import REGISTRY
@@ -81,6 +84,24 @@ def _is_static(main: Function) -> bool:
 def _may_share(uses: _EntryUses, i: int, o: int) -> bool:
     given, result = (uses.main.params[k].type for k in (i, o))
     return isinstance(given, RefType) and given == result and uses.allow(i, o)
+
+
+def find_loose_reads(module: Module) -> frozenset[int]:
+    """The parameters of an entry function of whose memory it may read elements that it does not use.
+
+    Of the others it loads whole blocks within their edges, each element of which is that of a point of a kernel.
+    """
+    uses = _EntryUses(module)
+    found: set[int] = set()
+    for node in _walk(module.main.body):
+        places = [uses.origin.get(a, -1) for a in node.args]
+        if node.op is host.launch:
+            kernel = module.function(node.attrs["kernel"])
+            loose = {a for n in _walk(kernel.body) if "read" in n.op.effects and not _loads_block(n) for a in n.args}
+            found |= {places[k] for k, p in enumerate(kernel.params) if p in loose}
+        elif node.op is not host.view:
+            found |= set(places)
+    return frozenset(found - {-1})
 
 
 class _EntryUses:
@@ -210,85 +231,98 @@ class _KernelUses:
             return False
         moves: dict[int, bool] = {}
         for index, size in zip(stored.starts, stored.shape, strict=True):
-            form = {} if index is None else _find_form(index, self.producers)
-            if form is None or len(form) > 1:
+            if len(index.form) > 1:
                 return False
-            for axis, factor in form.items():
+            for axis, factor in index.form.items():
                 moves[axis] = moves.get(axis, False) or abs(factor) >= size
         return all(n == 1 or moves.get(axis, False) for axis, n in enumerate(grid))
 
 
 @dataclass(frozen=True)
+class BlockIndices:
+    """Indices along an axis of memory: the first, as multiples of program numbers and a constant, and the axis of a
+    block along which they count up, counted from its end; None where they are all the first."""
+
+    form: Mapping[int, int]
+    constant: int
+    axis: int | None = None
+
+    @staticmethod
+    def of(value: Value, producers: Mapping[Value, Node]) -> BlockIndices | None:
+        """A number or a block of them; None for one of another form."""
+        node, shape = producers.get(value), tuple(value.type.shape)
+        if node is None:
+            return None
+        if not shape:
+            form, constant = _find_form(value, producers), _find_constant(value, producers)
+            return None if form is None or constant is None else BlockIndices(form, constant)
+        if node.op is REGISTRY["ts.full"]:
+            return BlockIndices({}, int(node.attrs["value"]))
+        if node.op is REGISTRY["ts.iota"]:
+            return BlockIndices({}, 0, int(node.attrs["axis"]))
+        parts = [BlockIndices.of(a, producers) for a in node.args]
+        if node.op is REGISTRY["ts.add"] and None not in parts:
+            return parts[0].plus(parts[1])  # type: ignore[union-attr, arg-type]
+        if node.op in (REGISTRY["ts.broadcast"], REGISTRY["ts.reshape"]) and parts[0] is not None:
+            return parts[0].reshape(tuple(node.args[0].type.shape), shape)
+        return None
+
+    def plus(self, other: BlockIndices) -> BlockIndices | None:
+        """The sum, of which one at most counts up."""
+        if None not in (self.axis, other.axis):
+            return None
+        form = {k: self.form.get(k, 0) + other.form.get(k, 0) for k in {**self.form, **other.form}}
+        return BlockIndices(form, self.constant + other.constant, other.axis if self.axis is None else self.axis)
+
+    def reshape(self, before: Sequence[Size], after: Sequence[Size]) -> BlockIndices | None:
+        """These indices repeated along other axes. The axis that counts up is the only long one, or keeps its place."""
+        if self.axis is None:
+            return self
+        size, long = before[self.axis], [a for a in range(-len(after), 0) if after[a] != 1]
+        if len(long) == 1 and after[long[0]] == size and math.prod(before) == size:
+            return replace(self, axis=long[0])
+        kept = list(before) == [n if m != 1 else 1 for n, m in zip(after[-len(before) :], before, strict=True)]
+        return self if kept and after[self.axis] == size else None
+
+
+@dataclass(frozen=True)
 class StoredBlock:
-    """The block of memory in which a store writes: its first index along each axis, None for 0, and its shape."""
+    """The block of memory in which a store writes: its first indices, its shape, and what happens at the edge."""
 
     memory: RefType
-    starts: tuple[Value | None, ...]
+    starts: tuple[BlockIndices, ...]
     shape: tuple[int, ...]
-    edge: str | None
+    edge: str
 
     @staticmethod
     def of(store: Node, producers: Mapping[Value, Node]) -> StoredBlock | None:
         """The block of a `tile.store` without a mask, or of a `tile.scatter` that writes some of a block in order."""
         memory, (block, *indices) = store.args[0].type, store.args[1:]
         assert isinstance(memory, RefType)
+        if store.op not in (tile.store, tile.scatter) or (store.op is tile.store and len(indices) != memory.rank):
+            return None
+        found = [BlockIndices.of(v, producers) for v in indices[: memory.rank]]
+        steps = [f for f in found if f is not None]
+        if len(steps) < memory.rank:
+            return None
         shape = tuple(int(n) for n in block.type.shape)
         if store.op is tile.store:
-            whole = len(indices) == len(shape)
-            return StoredBlock(memory, tuple(indices), shape, store.attrs["edge"]) if whole else None
-        if store.op is not tile.scatter:
+            return StoredBlock(memory, tuple(steps), shape, store.attrs["edge"])
+        if [f.axis for f in steps if f.axis is not None] != list(range(-len(shape), 0)):
             return None
-        found = [_find_steps(v, producers) for v in indices[: memory.rank]]
-        axes = [axis for _, axis in (f for f in found if f is not None) if axis is not None]
-        if None in found or axes != list(range(-len(shape), 0)):
-            return None
-        sizes = tuple(1 if axis is None else shape[axis] for _, axis in found)  # type: ignore[misc]
-        return StoredBlock(memory, tuple(start for start, _ in found), sizes, "clip")  # type: ignore[misc]
+        sizes = tuple(1 if f.axis is None else shape[f.axis] for f in steps)
+        return StoredBlock(memory, tuple(replace(f, axis=None) for f in steps), sizes, "clip")
 
     def is_read_by(self, load: Node, producers: Mapping[Value, Node]) -> bool:
         """Whether a load has the indices, the shape and the edge of a store."""
-        pairs = zip(load.args[1:], self.starts, strict=False)
-        alike = len(load.args) == 1 + len(self.starts) and all(
-            v == start or (start is None and _is_zero(v, producers)) for v, start in pairs
-        )
+        starts = tuple(BlockIndices.of(v, producers) for v in load.args[1:])
         kind = (load.args[0].type, tuple(load.attrs["shape"]), load.attrs.get("edge"))
-        return alike and kind == (self.memory, self.shape, self.edge)
+        return starts == self.starts and kind == (self.memory, self.shape, self.edge)
 
 
-def _is_zero(value: Value, producers: Mapping[Value, Node]) -> bool:
-    node = producers.get(value)
-    return node is not None and node.op is REGISTRY["ts.full"] and node.attrs["value"] == 0
-
-
-def _find_steps(value: Value, producers: Mapping[Value, Node]) -> tuple[Value | None, int | None] | None:
-    """A block of indices as a number, None for 0, and the axis along which it counts up from there, None for no axis.
-
-    Axes count from the end. None for any other block.
-    """
-    node, shape = producers.get(value), tuple(value.type.shape)
-    if not shape:
-        return value, None
-    if node is None:
-        return None
-    if node.op is REGISTRY["ts.iota"]:
-        return None, int(node.attrs["axis"])
-    parts = [_find_steps(a, producers) for a in node.args]
-    if node.op is REGISTRY["ts.broadcast"] and parts[0] is not None:
-        axis = parts[0][1]
-        return parts[0] if axis is None or node.args[0].type.shape[axis] == shape[axis] else None
-    if node.op is REGISTRY["ts.reshape"] and parts[0] is not None:
-        start, axis = parts[0]
-        before = tuple(node.args[0].type.shape)
-        if axis is None:
-            return parts[0]
-        long = [a for a in range(-len(shape), 0) if shape[a] != 1]
-        single = [a for a in range(-len(before), 0) if before[a] != 1] == [axis] and len(long) == 1
-        return (start, long[0]) if single else None
-    if node.op is REGISTRY["ts.add"] and None not in parts:
-        starts, axes = zip(*parts, strict=True)  # type: ignore[arg-type]
-        if starts.count(None) == axes.count(None) == 1:
-            return next(v for v in starts if v is not None), next(a for a in axes if a is not None)
-    return None
+def _loads_block(node: Node) -> bool:
+    """Whether a node loads a block without a mask, all of which is within the memory."""
+    return node.op is tile.load and node.attrs["edge"] == "error" and len(node.args) == 1 + node.args[0].type.rank  # type: ignore[union-attr]
 
 
 def _is_pointwise(loaded: Sequence[Value], block: Block) -> bool:
@@ -327,6 +361,21 @@ def _find_form(value: Value, producers: Mapping[Value, Node]) -> dict[int, int] 
     left, right = parts
     sign = 1 if node.op is REGISTRY["ts.add"] else -1
     return {k: left.get(k, 0) + sign * right.get(k, 0) for k in {**left, **right}}  # type: ignore[union-attr, dict-item]
+
+
+def _find_constant(value: Value, producers: Mapping[Value, Node]) -> int | None:
+    """An index of that kind where all program numbers are 0."""
+    node = producers.get(value)
+    if node is None or node.op is tile.program_id:
+        return None if node is None else 0
+    if node.op is REGISTRY["ts.full"]:
+        return int(node.attrs["value"])
+    parts = [_find_constant(a, producers) for a in node.args]
+    join = _INDEX_OPS.get(node.op.name)
+    return None if join is None or None in parts else join(*parts)
+
+
+_INDEX_OPS: dict[str, Callable[..., int]] = {"ts.add": operator.add, "ts.sub": operator.sub, "ts.mul": operator.mul}
 
 
 def _multiply(node: Node, parts: list[dict[int, int]], producers: Mapping[Value, Node]) -> dict[int, int] | None:

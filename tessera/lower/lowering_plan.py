@@ -91,6 +91,8 @@ class LoweringPlan:
     matrix_side: int = 0  # rows and columns up to which a batch is factored by loops, a matrix in each lane
     mesh: tuple[int, int] | None = None  # rows and columns of elements, each with its own memory
     mesh_product: str = "summa"  # or "cannon": the algorithm of distributed products
+    # Parameters whose memory results may take: of an update of a slice of one, the slice alone is computed.
+    donated: frozenset[int] = frozenset()
     find_refused: Callable[[Module], Collection[str]] | None = None
     parallel: int | None = (
         None  # programs that keep the target busy: reductions with fewer are split; None: they are not

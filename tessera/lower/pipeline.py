@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 
 from tessera.core.symbolic_dim import Dim
-from tessera.ir.core import Block, Function, Module, Node, Value
+from tessera.ir.core import Block, Function, Module, Node, Value, find_size_names
 from tessera.ir.rewrite import (
     RewritePatterns,
     Rewriter,
@@ -53,6 +53,7 @@ from tessera.lower.passes.product_rewrites import (
     turn_products,
 )
 from tessera.lower.passes.reduction_splitting import split_reductions
+from tessera.lower.passes.slice_updates import merge_slice_updates
 from tessera.lower.passes.stochastic_rounding import expand_stochastic_rounding
 from tessera.lower.passes.window_sums import gather_window_sums
 from tessera.lower.passes.window_views import flatten_windows, form_window_views
@@ -101,7 +102,7 @@ def expand_for_target(module: Module, plan: LoweringPlan) -> Module:
 
     def keep(op: Op) -> bool:
         kept = _has_library_launch(main, op, plan) or _runs_on_host(main, op, plan)
-        return kept or (op is scatter.update_slice and _updates_results(main))
+        return kept or (op is scatter.update_slice and _updates_arguments(main, plan))
 
     main = turn_products(module.main) if plan.tensor_cores and _has_products(module.main) else module.main
     main = expand_composites(main, lambda op: keep(op) or op in library_lowerings)
@@ -157,10 +158,12 @@ def _has_library_launch(function: Function, op: Op, plan: LoweringPlan) -> bool:
     return all(find_library_launch(n, plan) is not None for n in function.body.walk() if n.op is op)
 
 
-def _updates_results(function: Function) -> bool:
-    """Whether all updates of slices are results of the function, which kernels write a part of."""
-    uses = UseDef(function)
-    return all(is_result_slice(n, function, uses) for n in function.body.walk() if n.op is scatter.update_slice)
+def _updates_arguments(function: Function, plan: LoweringPlan) -> bool:
+    """Whether all updates of slices are results of the function that may take the memory of what they update."""
+    given, uses = {function.params[i] for i in plan.donated}, UseDef(function)
+    updates = [n for n in function.body.walk() if n.op is scatter.update_slice]
+    alone = all(n.args[0] in given and is_result_slice(n, function, uses) for n in updates)
+    return alone and not find_size_names(function)
 
 
 def _runs_on_host(function: Function, op: Op, plan: LoweringPlan) -> bool:
@@ -218,6 +221,7 @@ MULTI_OUTPUT = "multi-output fusion"  # programs that ask for a fusion of their 
 PIPELINE: tuple[tuple[str, LoweringPass], ...] = (
     ("uniform operands", with_ops(rewrite_main(multiply_once), contractions.dot)),
     ("early rounding", with_ops(rewrite_main(round_windows_early), shape.concatenate)),
+    ("slice updates", with_ops(rewrite_main(merge_slice_updates), scatter.update_slice)),
     ("expand", expand_for_target),
     ("stochastic rounding", with_policies(rewrite_main(expand_stochastic_rounding))),
     ("simplify", rewrite_main(canonicalise)),

@@ -146,8 +146,9 @@ def _compile_graph(
             return _copy_views(graph_interpreter.run(extended, given), [given[i] for i in kept])
 
         return interpret
-    module = lower(function, target, choice)["tile"]
-    if donated and get_backend(target).capabilities.donation:
+    gives = bool(donated) and get_backend(target).capabilities.donation
+    module = lower(function, target, {**choice, "donated": frozenset(donated)} if gives else choice)["tile"]
+    if gives:
         module = reuse_donated(module, donated)
     runtime = make_runtime(module, target)
     if hasattr(runtime, "call"):

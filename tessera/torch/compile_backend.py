@@ -44,8 +44,9 @@ from tessera.torch.interop import (
     ProgramOptions,
     RunOnTensors,
     SliceInUseError,
+    TensorProgram,
     choose_target,
-    compile_for_tensors,
+    compile_in_place,
     describe_tensor,
     reads_in_place,
 )
@@ -444,43 +445,42 @@ class Piece(torch.nn.Module):
     def _compile(self, values: Sequence[Any]) -> RunOnTensors:
         """The program for types and numbers. Tensors with gaps that it cannot read where they lie have another one."""
         gaps = {i: layout for i, layout in enumerate(self.layouts) if layout.enclosing is not None}
-        run = self._compile_for_layouts(values, self.layouts)
+        program = self._compile_for_layouts(values, self.layouts)
+        run, loose = program.run, program.loose
         if not gaps:
             return run
-        make_dense = cache(lambda: self._compile_for_layouts(values, [g.drop_gaps() for g in self.layouts]))
+        make_dense = cache(lambda: self._compile_for_layouts(values, [g.drop_gaps() for g in self.layouts]).run)
 
         def choose(tensors: Sequence[torch.Tensor]) -> list[Any]:
-            held = all(holds_enclosing(tensors[i], layout, POINTER_ALIGN) for i, layout in gaps.items())
+            held = all(holds_enclosing(tensors[i], layout, POINTER_ALIGN, i in loose) for i, layout in gaps.items())
             return run(tensors) if held else make_dense()(tensors)
 
         return choose
 
-    def _compile_for_layouts(self, values: Sequence[Any], layouts: Sequence[InputLayout]) -> RunOnTensors:
-        """The program, which writes slices where they lie if it reads nothing else of them."""
-        parts = {r: t for r, t in self._list_targets().items() if layouts[t].may_be_written}
+    def _compile_for_layouts(self, values: Sequence[Any], layouts: Sequence[InputLayout]) -> TensorProgram:
+        """The program, which computes slices where they lie, or in other memory if it reads other elements of them."""
         try:
-            return self._compile_for_parts(values, layouts, parts)
+            return self._compile_for_parts(values, layouts, apart=False)
         except SliceInUseError:
-            return self._compile_for_parts(values, layouts, {})
+            return self._compile_for_parts(values, layouts, apart=True)
 
-    def _compile_for_parts(
-        self, values: Sequence[Any], layouts: Sequence[InputLayout], parts: Mapping[int, int]
-    ) -> RunOnTensors:
+    def _compile_for_parts(self, values: Sequence[Any], layouts: Sequence[InputLayout], apart: bool) -> TensorProgram:
+        parts = {r: t for r, t in self._list_targets().items() if layouts[t].may_be_written}
         start = time.perf_counter()
-        traced, places = self._trace(values, layouts, parts)
+        traced, places = self._trace(values, layouts, parts, apart)
         in_place = frozenset(i for i, layout in enumerate(layouts) if layout.enclosing is not None)
         whole = {
             r: t
             for r, t in self._list_targets().items()
             if InputLayout((), find_axis_order(self.outputs[r])) == self.layouts[t]
         }  # both lie in the same order of axes
-        overwritten = {places.index(r): t for r, t in (whole | parts).items() if r in places}
+        overwritten = {places.index(r): t for r, t in {**whole, **parts}.items() if r in places}
         numbers = [places.index(r) for r in parts if r in places]
-        run = compile_for_tensors(traced, self.program_options, overwritten, in_place, numbers)
+        program = compile_in_place(traced, self.program_options, overwritten, in_place, numbers)
         _count(programs=1, seconds=time.perf_counter() - start)
         views = [None if i in in_place else layout.make_view() for i, layout in enumerate(layouts)]
         orders = [None if i in parts else find_axis_order(self.outputs[i]) for i in places]
-        return _arrange(run, views, orders, places, len(self.outputs))
+        return replace(program, run=_arrange(program.run, views, orders, places, len(self.outputs)))
 
     def _list_targets(self) -> dict[int, int]:
         """The results that may take the memory of a tensor, by number."""
@@ -488,7 +488,7 @@ class Piece(torch.nn.Module):
         return {r: tensors.index(i) for r, i in self.overwritten.items() if i in tensors}
 
     def _trace(
-        self, values: Sequence[Any], layouts: Sequence[InputLayout], parts: Mapping[int, int]
+        self, values: Sequence[Any], layouts: Sequence[InputLayout], parts: Mapping[int, int], apart: bool
     ) -> tuple[TracedFunction, list[int]]:
         """The Graph function for types and numbers, and which of the piece's results it gives: the others are None.
 
@@ -504,7 +504,7 @@ class Piece(torch.nn.Module):
             places[:] = [i for i, out in enumerate(outs) if out is not None]
             for i in places:
                 _check_result(outs[i], self.outputs[i])
-            found = {i: layouts[t].update(tensors[t], outs[i]) for i, t in parts.items() if i in places}
+            found = {i: layouts[t].update(tensors[t], outs[i], apart) for i, t in parts.items() if i in places}
             orders = {i: order for i in places if (order := find_axis_order(self.outputs[i])) is not None}
             found = {i: permute(outs[i], axes=order) for i, order in orders.items()} | found
             return [found.get(i, outs[i]) for i in places]

@@ -17,7 +17,7 @@ import torch
 
 from tessera.core.types import TensorType
 from tessera.ir.tensor import Tensor
-from tessera.ops.tensor.basic import broadcast_to
+from tessera.ops.tensor.basic import broadcast_to, fusion_barrier
 from tessera.ops.tensor.scatter import update_slice
 from tessera.ops.tensor.shape import permute, reshape, slice_
 from tessera.torch.partition import hint
@@ -70,9 +70,13 @@ class InputLayout:
         """Whether it is of a tensor with gaps, each element of which lies at a place of its own."""
         return self.enclosing is not None and not self.repeated
 
-    def update(self, taken: Tensor, new: Tensor) -> Tensor:
-        """The array that a program took, with a new tensor instead of the one that `restore` gives."""
+    def update(self, taken: Tensor, new: Tensor, apart: bool) -> Tensor:
+        """The array that a program took, with a new tensor instead of the one that `restore` gives.
+
+        `apart`: the new tensor is computed in other memory, and then copied.
+        """
         part = new if self.order is None else permute(new, axes=self.order)
+        part = fusion_barrier(part) if apart else part
         return update_slice(taken, reshape(part, shape=self.part), start=(0,) * taken.ndim)
 
     def drop_gaps(self) -> InputLayout:
@@ -150,11 +154,13 @@ def merge_axes(sizes: Sequence[int], strides: Sequence[int]) -> tuple[tuple[int,
     return tuple(n for n, _ in merged), tuple(s for _, s in merged)
 
 
-def holds_enclosing(tensor: torch.Tensor, layout: InputLayout, align: int) -> bool:
-    """Whether a tensor is a slice as its layout says, of an array whose memory can all be read."""
-    size = math.prod(layout.enclosing or ()) * tensor.element_size()
+def holds_enclosing(tensor: torch.Tensor, layout: InputLayout, align: int, loose: bool = True) -> bool:
+    """Whether a tensor is a slice as its layout says, of an array whose memory can all be read if that is `loose`."""
     if tensor.stride() != layout.strides or tensor.is_neg() or tensor.data_ptr() % align:
         return False
+    if not loose:
+        return True
+    size = math.prod(layout.enclosing or ()) * tensor.element_size()
     held = tensor.untyped_storage()
     if tensor.data_ptr() + size <= held.data_ptr() + held.nbytes():
         return True

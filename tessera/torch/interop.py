@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Container, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, cast
@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from tessera.codegen.contract import get_backend
-from tessera.codegen.donation import overwrite_arguments
+from tessera.codegen.donation import find_loose_reads, overwrite_arguments
 from tessera.codegen.plan_execution import ArgumentBinder
 from tessera.core.device import INTERP, count_gpus
 from tessera.core.errors import ArgumentError, user_location
@@ -82,14 +82,37 @@ def choose_target(tensors: Iterable[torch.Tensor], target: str | None = None) ->
     return target or DEVICE_TARGETS[devices.pop()]
 
 
-def compile_for_tensors(
+@dataclass(frozen=True)
+class TensorProgram:
+    """A compiled program: a function from tensors to PyTorch tensors.
+
+    `loose`: the tensors, by number, of which it may read elements that its function does not use.
+    """
+
+    run: RunOnTensors
+    loose: frozenset[int] = frozenset()
+
+
+def compile_for_tensors(traced: TracedFunction, options: ProgramOptions) -> RunOnTensors:
+    """Compile a traced function: a function from its tensors to PyTorch tensors, which are new and contiguous.
+
+    A program that draws random numbers draws a seed from PyTorch's generator in each call, so `torch.manual_seed`
+    sets them.
+
+    Raises:
+        ArgumentError: the function seeds Tessera's default generator.
+    """
+    return compile_in_place(traced, options).run
+
+
+def compile_in_place(
     traced: TracedFunction,
     options: ProgramOptions,
     overwritten: Mapping[int, int] = MappingProxyType({}),
     in_place: Container[int] = (),
     parts: Collection[int] = (),
-) -> RunOnTensors:
-    """Compile a traced function: a function from its tensors to PyTorch tensors, which are new and contiguous.
+) -> TensorProgram:
+    """As `compile_for_tensors`, for a program that uses the memory of its tensors.
 
     `overwritten`: results, by number, that may take the memory of a tensor, by its number. Where they do, and the
     tensor is contiguous, what is returned for them shares its memory. `in_place`: tensors, by number, that are read
@@ -97,20 +120,18 @@ def compile_for_tensors(
     (`tessera.torch.input_layouts`), so `reads_in_place` must hold. `parts`: results among the `overwritten` that are
     such an array with another slice (`ts.update_slice`), which alone is written.
 
-    A program that draws random numbers draws a seed from PyTorch's generator in each call, so `torch.manual_seed`
-    sets them.
-
     Raises:
         ArgumentError: the function seeds Tessera's default generator.
         SliceInUseError: one of the `parts` cannot be written where the tensor lies.
     """
     check_seedless(traced)
-    run = _compile(traced, options, overwritten, in_place, parts)
+    program = _compile(traced, options, overwritten, in_place, parts)
+    run = program.run
     constants = [to_torch(Tensor(a)) for a in traced.captures]
     device = "cuda" if options.target == "ptx" and reads_in_place(options) else "cpu"
     constants = [c.to(device) for c in constants]
     if traced.random is None:
-        return (lambda tensors: run([*tensors, *constants])) if constants else run
+        return replace(program, run=lambda tensors: run([*tensors, *constants])) if constants else program
 
     first = torch.zeros((), dtype=torch.int64, device=device)
 
@@ -118,7 +139,7 @@ def compile_for_tensors(
         seed = torch.randint(-(1 << 63), (1 << 63) - 1, (), device=device)
         return run([*tensors, *constants, seed, first])
 
-    return draw
+    return replace(program, run=draw)
 
 
 def reads_in_place(options: ProgramOptions) -> bool:
@@ -133,24 +154,28 @@ def _compile(
     overwritten: Mapping[int, int],
     in_place: Container[int],
     parts: Collection[int],
-) -> RunOnTensors:
+) -> TensorProgram:
     function = traced.function
     if options.debug or options.level == "graph":
         run = _run_on_arrays(driver.compile_graph(function, INTERP))
-        return _check_values(run) if options.debug else run
-    levels = driver.lower(function, options.target)
+        return TensorProgram(_check_values(run) if options.debug else run)
+    gives = bool(overwritten) and get_backend(options.target).capabilities.donation
+    levels = driver.lower(function, options.target, {"donated": frozenset(overwritten.values())} if gives else {})
     if options.level is not None:
-        return _run_on_arrays(driver.compile_level(levels, options.level, options.target))
+        return TensorProgram(_run_on_arrays(driver.compile_level(levels, options.level, options.target)))
     module = levels["tile"]
-    if overwritten and get_backend(options.target).capabilities.donation:
+    if gives:
         module = overwrite_arguments(module, overwritten, parts)
     first = len(module.main.params) - int(module.main.attrs["outputs"])
     if not {first + r for r in parts} <= dict(module.main.attrs.get("reused", ())).keys():
         raise SliceInUseError("a kernel reads other elements of what it overwrites")
     runtime = driver.make_runtime(module, options.target)
+    loose = find_loose_reads(module) if in_place else frozenset()
     if options.target == "ptx" and count_gpus():
-        return _run_on_gpu(cast("GpuProgram | SizedGpuProgram", runtime), in_place)
-    return _run_on_host(runtime, in_place) if options.target == "llvm" else _run_on_arrays(runtime.run)
+        return TensorProgram(_run_on_gpu(cast("GpuProgram | SizedGpuProgram", runtime), in_place), loose)
+    if options.target == "llvm":
+        return TensorProgram(_run_on_host(runtime, in_place), loose)
+    return TensorProgram(_run_on_arrays(runtime.run))
 
 
 def _check_values(run: RunOnTensors) -> RunOnTensors:

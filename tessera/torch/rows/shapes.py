@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+from tessera.core.symbolic_dim import Size
 from tessera.core.types import DType, TensorType, bool_, f32, int64
 from tessera.ir.tensor import Tensor
 from tessera.ops.tensor import random as draws
@@ -13,7 +14,7 @@ from tessera.ops.tensor.basic import broadcast_to, cast, splat
 from tessera.ops.tensor.elementwise import where
 from tessera.ops.tensor.matrices import diagonal, swapaxes
 from tessera.ops.tensor.rearrange import flip, roll
-from tessera.ops.tensor.scatter import scatter
+from tessera.ops.tensor.scatter import scatter, update_slice
 from tessera.ops.tensor.shape import (
     concatenate,
     expand_dims,
@@ -130,6 +131,8 @@ def _(x, dim, start, length):
 def _(x, source, dim=0, start=None, end=None, step=1):
     axis = dim % x.ndim
     first, last = clamp_range(x.shape[axis], start, end)
+    if step == 1:
+        return _set_part(x, source, axis, first)
     index = (slice(None),) * axis + (slice(first, last, step),)
     return x.at[index].set(convert_element_type(source, x.dtype))
 
@@ -137,7 +140,13 @@ def _(x, source, dim=0, start=None, end=None, step=1):
 @aten("select_scatter.default")
 def _(x, source, dim, index):
     axis = dim % x.ndim
-    return x.at[(slice(None),) * axis + (index % x.shape[axis],)].set(convert_element_type(source, x.dtype))
+    return _set_part(x, expand_dims(source, axis), axis, index % x.shape[axis])
+
+
+def _set_part(x: Tensor, source: Tensor, axis: int, first: Size) -> Tensor:
+    """`x` with the elements from `first` on along an axis replaced by a tensor that is as large along the others."""
+    start = tuple(first if i == axis else 0 for i in range(x.ndim))
+    return update_slice(x, convert_element_type(source, x.dtype), start=start)
 
 
 @aten("diagonal.default")
