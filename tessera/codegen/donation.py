@@ -70,7 +70,8 @@ def _find_pairs(uses: _EntryUses, donated: Collection[int]) -> dict[int, int]:
     first = len(main.params) - outputs
     found: dict[int, int] = {}
     for o in range(first, len(main.params)):
-        for i in sorted(set(donated) - set(found.values())):
+        free = set(donated) - set(found.values())
+        for i in sorted(free, key=lambda i: (not uses.updates(i, o), i)):  # noqa: B023
             if _may_share(uses, i, o):
                 found[o] = i
                 break
@@ -153,7 +154,8 @@ class _EntryUses:
 
     def updates(self, i: int, o: int) -> bool:
         """Whether result `o` begins as a copy of argument `i`, which what comes after the copy updates."""
-        return self.copies_to_itself(self.steps[self._find_first(o, self.steps)][0], {o: i})
+        first = self._find_first(o, self.steps)
+        return first >= 0 and self.copies_to_itself(self.steps[first][0], {o: i})
 
     @staticmethod
     def _find_first(o: int, steps: Sequence[tuple[Node, set[int], set[int]]]) -> int:

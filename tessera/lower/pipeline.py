@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 
 from tessera.core.symbolic_dim import Dim
-from tessera.ir.core import Block, Function, Module, Node, Value, find_size_names
+from tessera.ir.core import Block, Function, Module, Node, Value
 from tessera.ir.rewrite import (
     RewritePatterns,
     Rewriter,
@@ -17,7 +17,7 @@ from tessera.ir.rewrite import (
 )
 from tessera.ir.rules import Op, Rules
 from tessera.ir.tensor import Tensor
-from tessera.lower.graph_to_schedule.lowering import is_result_slice, to_schedule
+from tessera.lower.graph_to_schedule.lowering import to_schedule
 from tessera.lower.lowering_plan import (
     FUSION,
     GRAPH,
@@ -53,7 +53,7 @@ from tessera.lower.passes.product_rewrites import (
     turn_products,
 )
 from tessera.lower.passes.reduction_splitting import split_reductions
-from tessera.lower.passes.slice_updates import merge_slice_updates
+from tessera.lower.passes.slice_updates import find_argument_updates, merge_slice_updates
 from tessera.lower.passes.stochastic_rounding import expand_stochastic_rounding
 from tessera.lower.passes.window_sums import gather_window_sums
 from tessera.lower.passes.window_views import flatten_windows, form_window_views
@@ -95,6 +95,11 @@ def _has_policies(body: Block) -> bool:
 
 def _has_products(function: Function) -> bool:
     return any(n.op is contractions.dot for n in function.body.walk())
+
+
+def merge_updates(module: Module, plan: LoweringPlan) -> Module:
+    """Updates of slices as results in the memory of what they update, where the plan says so."""
+    return module.replace(merge_slice_updates(module.main, plan.donated), *module.functions[1:])
 
 
 def expand_for_target(module: Module, plan: LoweringPlan) -> Module:
@@ -159,11 +164,9 @@ def _has_library_launch(function: Function, op: Op, plan: LoweringPlan) -> bool:
 
 
 def _updates_arguments(function: Function, plan: LoweringPlan) -> bool:
-    """Whether all updates of slices are results of the function that may take the memory of what they update."""
-    given, uses = {function.params[i] for i in plan.donated}, UseDef(function)
+    """Whether all updates of slices are results in the memory of what they update."""
     updates = [n for n in function.body.walk() if n.op is scatter.update_slice]
-    alone = all(n.args[0] in given and is_result_slice(n, function, uses) for n in updates)
-    return alone and not find_size_names(function)
+    return bool(plan.donated) and updates == find_argument_updates(function, plan.donated)
 
 
 def _runs_on_host(function: Function, op: Op, plan: LoweringPlan) -> bool:
@@ -221,7 +224,7 @@ MULTI_OUTPUT = "multi-output fusion"  # programs that ask for a fusion of their 
 PIPELINE: tuple[tuple[str, LoweringPass], ...] = (
     ("uniform operands", with_ops(rewrite_main(multiply_once), contractions.dot)),
     ("early rounding", with_ops(rewrite_main(round_windows_early), shape.concatenate)),
-    ("slice updates", with_ops(rewrite_main(merge_slice_updates), scatter.update_slice)),
+    ("slice updates", with_ops(merge_updates, scatter.update_slice)),
     ("expand", expand_for_target),
     ("stochastic rounding", with_policies(rewrite_main(expand_stochastic_rounding))),
     ("simplify", rewrite_main(canonicalise)),

@@ -159,7 +159,7 @@ def _compile(
     if options.debug or options.level == "graph":
         run = _run_on_arrays(driver.compile_graph(function, INTERP))
         return TensorProgram(_check_values(run) if options.debug else run)
-    gives = bool(overwritten) and get_backend(options.target).capabilities.donation
+    gives = bool(overwritten) and options.level is None and get_backend(options.target).capabilities.donation
     levels = driver.lower(function, options.target, {"donated": frozenset(overwritten.values())} if gives else {})
     if options.level is not None:
         return TensorProgram(_run_on_arrays(driver.compile_level(levels, options.level, options.target)))

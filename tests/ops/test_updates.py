@@ -140,3 +140,39 @@ def test_indices_of_some_axes_are_those_of_numpy(index, mode):
 def test_an_index_outside_an_axis_names_it():
     with pytest.raises(OutOfBoundsError, match="index 7 is outside axis 2 of size 5"):
         ts.ones((3, 4, 5)).at[:, [1], [7]].add(1.0)
+
+
+SLICES = [((0, 0, 0), (4, 5, 3)), ((1, 0, 2), (2, 5, 1)), ((3, 4, 0), (1, 1, 3)), ((2, 2, 2), (0, 3, 1))]
+
+
+@pytest.mark.parametrize("run", [lambda f: f, ts.jit, ts.jit(target="llvm"), ts.jit(target="ptx")])
+@pytest.mark.parametrize(("start", "sizes"), SLICES)
+def test_slices_are_updated(start, sizes, run):
+    new = np.arange(np.prod(sizes), dtype=np.float32).reshape(sizes)
+    places = tuple(slice(a, a + n) for a, n in zip(start, sizes, strict=True))
+    want = A.copy()
+    want[places] = new
+    update = lambda x, new: ts.update_slice(x, new, start=start)  # noqa: E731
+    np.testing.assert_array_equal(run(update)(A, new).numpy(), want)
+    weights = np.cos(A)
+    loss = lambda x, new: ts.sum(update(x, new) * weights)  # noqa: E731
+    of_x, of_new = run(ts.grad(loss, (0, 1)))(ts.tensor(A), ts.tensor(new))
+    kept = np.ones_like(A)
+    kept[places] = 0
+    np.testing.assert_allclose(of_x.numpy(), kept * weights, rtol=1e-6)
+    np.testing.assert_allclose(of_new.numpy(), weights[places], rtol=1e-6)
+    lanes = ts.vmap(update, in_axes=(None, 0))(A, np.stack([new, -new])).numpy()
+    want[places] = -new
+    np.testing.assert_array_equal(lanes[1], want)
+
+
+def test_slices_that_do_not_fit_are_refused():
+    x = ts.tensor(A)
+    with pytest.raises(ShapeError, match=r"slice 2:5 is outside axis 0 of"):
+        ts.update_slice(x, ts.zeros((3, 1, 1)), start=(2, 0, 0))
+    with pytest.raises(ShapeError, match=r"slice -1:0 is outside axis 1 of"):
+        ts.update_slice(x, ts.zeros((1, 1, 1)), start=(0, -1, 0))
+    with pytest.raises(ShapeError, match="needs 3 axes and as many starts"):
+        ts.update_slice(x, ts.zeros((1, 1)), start=(0, 0))
+    with pytest.raises(DTypeError, match="the new elements have another type"):
+        ts.update_slice(x, ts.zeros((1, 1, 1), dtype=ts.f64), start=(0, 0, 0))

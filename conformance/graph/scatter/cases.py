@@ -47,8 +47,40 @@ def _make(mode: str, indices: str, axis: int, dtype: str, kind: str) -> Case:
     return Case(name, lambda: (Jit(scatter(mode, axis)), (x, i, u)), exact=mode in ("set", "min", "max"), unknown=True)
 
 
+# Slices: the shape of an array, their starts, and their sizes.
+SLICES = {
+    "inside": ((5, 7), (1, 2), (3, 4)),
+    "row": ((4, 6), (3, 0), (1, 6)),
+    "column": ((33, 3), (0, 1), (33, 1)),
+    "all": ((2, 3), (0, 0), (2, 3)),
+    "nothing": ((2, 3), (1, 3), (1, 0)),
+    "line": ((40,), (7,), (32,)),
+}
+
+
+def update_slice(start: tuple[int, ...]) -> Callable[..., Any]:
+    """The result of an update of a slice, and the signs of floats, which tell -0 from +0."""
+
+    def program(x: Any, new: Any) -> Any:
+        out = ts.update_slice(x, new, start=start)
+        return (out, ts.signbit(out)) if out.dtype.is_float else out
+
+    return program
+
+
+def _make_slice(name: str, dtype: str, kind: str) -> Case:
+    shape, start, sizes = SLICES[name]
+    x, new = edge_values(kind, 1, shape, dtype), edge_values(kind, 2, sizes, dtype)
+    label = f"graph/scatter/update_slice-{name}-{dtype}-{kind}"
+    return Case(label, lambda: (Jit(update_slice(start)), (x, new)), exact=True, unknown=True)
+
+
 def cases() -> Iterator[Case]:
-    """Each mode with each kind of indices; special values where they meet."""
+    """Each mode with each kind of indices, and slices; special values where they meet."""
+    for name in SLICES:
+        yield _make_slice(name, "f32", "special")
+    for dtype in ("f16", "int32", "int8"):
+        yield _make_slice("inside", dtype, "ties" if dtype != "f16" else "zeros")
     for mode in MODES:
         for number, indices in enumerate(INDICES):
             yield _make(mode, indices, number % 2, "f32", "ties")

@@ -5,20 +5,43 @@ What remains of updates in place (`ts.update_slice`) is then one slice of an arg
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from tessera.core.symbolic_dim import Size
 from tessera.ir.core import Function, Node, Value, find_size_names
-from tessera.ir.rewrite import RewritePatterns, Rewriter, rewrite_function
+from tessera.ir.rewrite import RewritePatterns, Rewriter, UseDef, rewrite_function
+from tessera.ir.rules import lower
+from tessera.ir.tensor import Tensor
+from tessera.lower.graph_to_schedule.lowering import is_result_slice
 from tessera.ops.tensor import shape
 from tessera.ops.tensor.scatter import update_slice
 
 slice_updates = RewritePatterns("slice updates")
 
 
-def merge_slice_updates(function: Function) -> Function:
-    """Replace reads of updated slices by what was written there, and updates of slices of slices by one update."""
-    return function if find_size_names(function) else rewrite_function(function, slice_updates, remove_dead=True)
+def merge_slice_updates(function: Function, donated: Collection[int]) -> Function:
+    """Replace reads of updated slices by what was written there, and updates of slices of slices by one update.
+
+    Updates that are no results in the memory of the parameters `donated` become selections between elements.
+    """
+    if not find_size_names(function):
+        function = rewrite_function(function, slice_updates, remove_dead=True)
+    kept = set(find_argument_updates(function, donated))
+    patterns = RewritePatterns("updates elsewhere")
+
+    @patterns(update_slice)
+    def _(rewriter: Rewriter, node: Node, args: list[Value]) -> Value | None:
+        made = None if node in kept else lower.of(update_slice)(*map(Tensor, args), **node.attrs)
+        return None if made is None else made.data  # type: ignore[no-any-return]
+
+    return rewrite_function(function, patterns)
+
+
+def find_argument_updates(function: Function, donated: Collection[int]) -> list[Node]:
+    """The updates of slices that are results in the memory of the parameters `donated`."""
+    given, uses = {function.params[i] for i in donated}, UseDef(function)
+    found = [n for n in function.body.nodes if n.op is update_slice and n.args[0] in given]
+    return [] if find_size_names(function) else [n for n in found if is_result_slice(n, function, uses)]
 
 
 @slice_updates(shape.slice_)
@@ -30,6 +53,8 @@ def _(rewriter: Rewriter, node: Node, args: list[Value]) -> Value | None:
     low, high, last = node.attrs["start"], node.attrs["stop"], _add(first, new.type.shape)
     if any(b <= c or d <= a for a, b, c, d in zip(low, high, first, last, strict=True)):
         return rewriter.add(shape.slice_, x, **node.attrs)
+    if (low, high) == (first, last):
+        return new
     if all(c <= a and b <= d for a, b, c, d in zip(low, high, first, last, strict=True)):
         return rewriter.add(shape.slice_, new, start=_sub(low, first), stop=_sub(high, first), step=node.attrs["step"])
     if all(a <= c and d <= b for a, b, c, d in zip(low, high, first, last, strict=True)):
