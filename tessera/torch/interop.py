@@ -46,7 +46,7 @@ def describe_tensor(tensor: torch.Tensor) -> TensorType:
 
 
 class SliceInUseError(Exception):
-    """A program cannot write a slice of a tensor where it lies, since it reads the tensor in another order."""
+    """A program cannot write a slice of a tensor in place, since it reads the tensor in another order."""
 
 
 DEVICE_TARGETS = {"cpu": "llvm", "cuda": "ptx"}

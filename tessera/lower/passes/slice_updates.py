@@ -74,9 +74,9 @@ def _(rewriter: Rewriter, node: Node, args: list[Value]) -> Value | None:
     if (old.attrs["start"], old.out.type.shape) != (node.attrs["start"], new.type.shape):
         return None
     places = _match_axes(new.type.shape, inner.args[0].type.shape)
-    if places is None:
-        return None
     part, first = inner.args[1], inner.attrs["start"]
+    if places is None or 0 in part.type.shape:
+        return None
     sizes = tuple(1 if a is None else part.type.shape[a] for a in places)
     start = tuple(low + (0 if a is None else first[a]) for low, a in zip(node.attrs["start"], places, strict=True))
     return rewriter.add(update_slice, x, rewriter.add(shape.reshape, part, shape=sizes), start=start)
