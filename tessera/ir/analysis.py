@@ -158,6 +158,12 @@ def multiply_divisors(producers: Mapping[Value, Node], node: Node) -> int:
 Interval = tuple[float, float]
 UNBOUNDED: Interval = (-math.inf, math.inf)
 
+# Ops whose float results are bounded, by more than f32 rounds a result, and by what is flushed to 0.
+ROUNDED_OPS = frozenset(
+    f"ts.{name}" for name in "add sub mul maximum minimum cast reshape permute slice broadcast".split()
+)
+ROUNDING, FLUSHED, MAX_ROUNDED = 2.0**-22, 2.0**-126, 2.0**100
+
 # rule(analysis, node) gives the interval of the result.
 interval_rules = Rules("interval")
 
@@ -187,12 +193,24 @@ class IntervalAnalysis:
 
     def _find(self, v: Value, node: Node) -> Interval:
         rule, limits = interval_rules.get(node.op), find_type_bounds(v)
-        exact = v.type.dtype.is_integer or not node.args
-        if rule is None or not exact:
+        if rule is None:
             return limits
+        if node.args and not v.type.dtype.is_integer:
+            return self._find_rounded(v, node, rule)
         low, high = rule(self, node)  # ends that are symbolic sizes become what is proven of them
         low, high = find_size_bounds(low)[0], find_size_bounds(high)[1]
         return (low, high) if limits[0] <= low and high <= limits[1] else limits  # what leaves its type wraps
+
+    def _find_rounded(self, v: Value, node: Node, rule: Callable[..., Interval]) -> Interval:
+        """The interval of a float of finite operands, which make no NaN: rounding adds a share of each end."""
+        plain = v.type.dtype.name in ("f32", "f64") and v.type.policy is None
+        ends = [end for a in node.args for end in self.of(a)]
+        if not plain or node.op.name not in ROUNDED_OPS or not all(map(math.isfinite, ends)):
+            return UNBOUNDED
+        low, high = rule(self, node)
+        if not -MAX_ROUNDED < low <= high < MAX_ROUNDED:
+            return UNBOUNDED
+        return low - abs(low) * ROUNDING - FLUSHED, high + abs(high) * ROUNDING + FLUSHED
 
     @contextmanager
     def assume(self, intervals: Mapping[Value, Interval]) -> Iterator[None]:

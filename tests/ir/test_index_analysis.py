@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tessera.core.types import bool_, f32, int32, int64, scalar, uint8, uint64
+from tessera.core.types import bool_, f16, f32, f64, int32, int64, scalar, uint8, uint64
 from tessera.interp import graph
 from tessera.ir.analysis import (
     MAX_DIVISOR,
@@ -133,7 +133,9 @@ def test_integers_that_may_wrap_have_forms_only_on_request():
         (uint64, (0, 1 << 63), int64, UNBOUNDED),
         (uint64, (0, 7), int64, (0, 7)),
         (uint8, (0, 255), int64, (0, 255)),
-        (f32, (0, 9), int32, (-(1 << 31), (1 << 31) - 1)),
+        (f32, (-2.5, 9.5), int32, (-2, 9)),
+        (f32, UNBOUNDED, int32, (-(1 << 31), (1 << 31) - 1)),
+        (f32, (0, math.inf), int64, UNBOUNDED),
     ],
 )
 def test_casts_keep_what_fits(source, known, target, found):
@@ -258,3 +260,41 @@ def test_absolute_values_lie_between_the_nearest_and_the_farthest_from_0(dtype, 
     analysis = IntervalAnalysis(builder.producers, None)
     analysis.known |= {} if known is None else {x: known}
     assert analysis.of(size) == limits
+
+
+FLOAT_OPS = [e.add, e.sub, e.mul, e.maximum, e.minimum]
+
+
+@pytest.mark.parametrize("dtype", [f32, f64], ids=str)
+@pytest.mark.parametrize("seed", range(20))
+def test_an_interval_holds_the_rounded_value_of_a_float(seed, dtype):
+    """Numbers made of an index, as places of a resampled image, in f32 as NumPy computes them."""
+    rng, builder, kind = np.random.default_rng(seed), Builder(), dtype.numpy.type
+    count = int(rng.integers(1, 3000))
+    index = builder.add(shape.iota, [], {"shape": (count,), "axis": -1, "dtype": int64}).out
+    numbers = {builder.add(basic.cast, [index], {"dtype": dtype}).out: np.arange(count).astype(kind)}
+    for _ in range(8):
+        op, value = FLOAT_OPS[rng.integers(len(FLOAT_OPS))], float(kind(rng.normal() * 10.0 ** rng.integers(-3, 3)))
+        constant = builder.add(basic.full, [], {"shape": (count,), "value": value, "dtype": dtype}).out
+        known = list(numbers)
+        x = known[rng.integers(len(known))]
+        y, second = (constant, kind(value)) if rng.random() < 0.7 else (known[-1], numbers[known[-1]])
+        numbers[builder.add(op, [x, y]).out] = op.ref(numbers[x], np.broadcast_to(second, (count,)))
+    analysis = IntervalAnalysis(builder.producers, None)
+    for value, found in numbers.items():
+        low, high = analysis.of(value)
+        assert low <= found.min() and found.max() <= high < math.inf
+        whole = builder.add(basic.cast, [value], {"dtype": int64}).out
+        low, high = analysis.of(whole)
+        assert low <= np.trunc(found).min() and np.trunc(found).max() <= high
+
+
+def test_floats_that_may_be_no_numbers_have_no_interval():
+    builder, x, n = Builder(), Value(scalar(f32), "x"), Value(scalar(int32), "n")
+    zero, huge = (builder.add(basic.full, [], {"shape": (), "value": v, "dtype": f32}).out for v in (0.0, 3e38))
+    large = builder.add(e.mul, [huge, huge]).out
+    narrow = builder.add(basic.cast, [n], {"dtype": f16}).out
+    analysis = IntervalAnalysis(builder.producers, None)
+    for value in (builder.add(e.maximum, [x, zero]).out, large, builder.add(e.mul, [large, zero]).out, narrow):
+        assert analysis.of(value) == (-math.inf, math.inf)
+        assert analysis.of(builder.add(basic.cast, [value], {"dtype": int64}).out) == (-math.inf, math.inf)

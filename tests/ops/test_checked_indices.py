@@ -253,6 +253,33 @@ def test_the_check_is_visible_and_dropped_where_proven():
             assert print_module(levels[level]).count("ts.check_index") == expected
 
 
+@pytest.mark.parametrize("last", [6, 7])
+@pytest.mark.parametrize("target", ["interp", "llvm", "ptx"])
+def test_places_that_floats_give_are_checked_where_they_may_be_outside(target, last):
+    """An image is resampled by one kernel, whatever the order of its axes; places are computed in f32."""
+    step = np.float32(last / 11 + 1e-3)
+
+    def resample(image):
+        rows = (ts.iota((12,)).astype(ts.f32) * float(step)).astype(ts.int64)
+        columns = ts.maximum(ts.iota((9,)).astype(ts.f32) * 0.5 - 1.0, 0.0).astype(ts.int64)
+        return ts.permute(image, axes=(2, 0, 1))[:, rows.reshape((12, 1)), columns] * 2.0
+
+    image = np.arange(7 * 4 * 3, dtype=np.float32).reshape(7, 4, 3)
+    module = prepare(ts.jit(resample), (image,), target).levels["tile"]
+    assert print_module(module).count("ts.check_index") == (last == 7)
+    assert print_module(module).count('"host.launch"') == 1
+    if last == 7:
+        with pytest.raises(OutOfBoundsError, match="index 7 is outside axis 1 of size 7"):
+            call(resample, target, image)
+        return
+    rows, columns = (
+        (np.arange(12, dtype=np.float32) * step).astype(int),
+        np.maximum(np.arange(9) * 0.5 - 1, 0).astype(int),
+    )
+    want = image.transpose(2, 0, 1)[:, rows[:, None], columns] * 2
+    np.testing.assert_array_equal(call(resample, target, image), want)
+
+
 @pytest.mark.parametrize("target", ["llvm", "ptx"])
 def test_emulators_of_texts_check_as_machines_do(target):
     """The text itself checks: an emulator that knows nothing of the compiler finds the same failure, each time."""

@@ -86,6 +86,23 @@ def test_a_tensor_as_subscript():
     assert np.array_equal(X[:, Tensor([2, 0])].numpy(), A[:, [2, 0]])
 
 
+def test_indices_of_one_axis_each():
+    """As `np.ix_` makes them: they select along one axis after the other, and read no array of merged axes."""
+    rows, columns = np.array([[1], [-1], [0]]), np.array([3, 0, -2, 1])
+    function = lambda x: x[1, rows, columns]  # noqa: E731
+    assert np.array_equal(X[:, rows, columns].numpy(), A[:, rows, columns])
+    assert np.array_equal(X[:, rows[:, None], columns].numpy(), A[:, rows[:, None], columns])
+    assert np.array_equal(X[np.array([[[1]], [[0]]]), rows, columns].numpy(), A[np.ix_([1, 0], rows[:, 0], columns)])
+    ops = [n.op.name for n in ts.jit(lambda x: x[:, rows, columns]).trace(X).function.body.nodes]
+    assert ops.count("ts.gather") == 2 and "ts.mul" not in ops
+    want = np.zeros_like(A)
+    np.add.at(want, (1, rows, columns), 1.0)
+    assert np.array_equal(ts.grad(lambda x: ts.sum(function(x)))(X).numpy(), want)
+    for wrong in ((rows, columns + 2), (rows + 3, columns)):
+        with pytest.raises(OutOfBoundsError):
+            X[:, wrong[0], wrong[1]]
+
+
 def test_subscript_errors():
     with pytest.raises(OutOfBoundsError, match="index 2 is outside axis 0 of size 2"):
         X[2]

@@ -281,6 +281,12 @@ def _gather_jointly(x: Tensor, items: list[Any], split: bool) -> Tensor:
     for n, item in enumerate(basic):
         axes += [axis] if n in spots else []
         out, axis = _take_along(out, item, axis)
+    vectors = _find_vectors([items[n] for n in spots]) if together else None
+    if vectors is not None:
+        shape = broadcast(*(as_tensor(items[n]).shape for n in spots))
+        for a, vector in zip(axes, vectors, strict=True):
+            out = gather(out, vector, axis=a)
+        return reshape(out, shape=(*out.shape[: axes[0]], *shape, *out.shape[axes[-1] + 1 :]))
     sizes = [out.shape[a] for a in axes]
     linear = _linearise_indices([items[n] for n in spots], sizes)
     rest = [a for a in range(out.ndim) if a not in axes]
@@ -288,6 +294,19 @@ def _gather_jointly(x: Tensor, items: list[Any], split: bool) -> Tensor:
     order = [*rest[:first], *axes, *rest[first:]]
     shape = (*(out.shape[a] for a in rest[:first]), count_elements(sizes), *(out.shape[a] for a in rest[first:]))
     return gather(reshape(permute(out, axes=tuple(order)), shape=shape), linear, axis=first)
+
+
+def _find_vectors(items: list[Any]) -> list[Tensor] | None:
+    """Indices that select along one axis after the other, as `np.ix_` makes them: each in the form of a vector.
+
+    None for others: an axis of the result then belongs to several of them.
+    """
+    tensors = [as_tensor(i) for i in items]
+    long = [[a - t.ndim for a, n in enumerate(t.shape) if n != 1] for t in tensors]
+    axes = [a for each in long for a in each]
+    if any(len(each) != 1 for each in long) or axes != sorted(set(axes)) or len(axes) < 2:
+        return None
+    return [reshape(t, shape=(-1,)) for t in tensors]
 
 
 def _linearise_indices(items: list[Any], sizes: list[Any], first: int = 0) -> Tensor:

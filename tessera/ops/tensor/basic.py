@@ -416,9 +416,11 @@ def _(analysis, node):
 @interval_rules(cast)
 def _(analysis, node):
     """That of the operand; what leaves a type of fewer than 64 bits is taken care of for all ops."""
-    if not node.args[0].type.dtype.is_integer:
-        return UNBOUNDED
     low, high = analysis.of(node.args[0])
+    if not node.args[0].type.dtype.is_integer:
+        if not (math.isfinite(low) and math.isfinite(high)):
+            return UNBOUNDED
+        return (math.trunc(low), math.trunc(high)) if node.out.type.dtype.is_integer else (low, high)
     fits = low >= 0 if node.out.type.dtype.kind == "uint" else node.args[0].type.dtype.bits < 64 or high < 1 << 63
     return (low, high) if fits or node.out.type.dtype.bits < 64 else UNBOUNDED
 
