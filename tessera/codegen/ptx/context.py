@@ -23,8 +23,10 @@ from tessera.codegen.ptx.text.builder import HiddenParameters, PtxBuilder, eleme
 from tessera.core.errors import Location, ResourceError, TesseraError
 from tessera.core.symbolic_dim import Dim, Size
 from tessera.core.types import DType, RefType, bf16, bool_, f16
-from tessera.ir.analysis import IntervalAnalysis, find_divisor
+from tessera.ir.analysis import AffineAnalysis, IntervalAnalysis, find_divisor
 from tessera.ir.core import Block, Function, Node, Value, find_size_names
+from tessera.ops.dialects import tile
+from tessera.ops.tensor import basic
 
 Registers = tuple[str, ...]
 TENSOR_MAP_BYTES = 128
@@ -80,6 +82,41 @@ def _is_aligned(
         stride % length == 0 or (n == 1 and find_divisor(producers, v) % length == 0) for v, stride, n in outer
     )
     return aligned and m.align % (length * size) == 0 and find_divisor(producers, last) % length == 0
+
+
+def find_run_length(producers: Mapping[Value, Node], m: PtxMemRef, indices: Sequence[Value], most: int) -> int:
+    """The elements along the last axis of blocks of indices, at most `most`, that lie side by side in memory, so that
+    one aligned access can move them anywhere in the block."""
+    *outer, last = indices
+    form = AffineAnalysis(producers, narrow=True).find_form(last)  # an index that wraps is outside of the memory
+    if form is None or dict(form.ramps) != {-1: 1} or not all(_repeats(producers, v) for v in outer):
+        return 1
+    size, starts = element_bytes(m.dtype), [c * find_divisor(producers, v) for v, c in form.scalars.items()]
+    length = max(1, most)
+    while length > 1 and not (
+        all(stride % (length * size) == 0 for stride in m.strides[:-1])
+        and all(n % length == 0 for n in (form.constant, *starts))
+        and m.align % (length * size) == 0
+    ):
+        length //= 2
+    return length
+
+
+def find_access_length(producers: Mapping[Value, Node], m: PtxMemRef, node: Node, block: Sizes, most: int) -> int:
+    """The elements along the last axis of a block, at most `most`, that one instruction of a node moves."""
+    before = 1 if node.op in (tile.load, tile.gather) else 2
+    indices = node.args[before : before + len(m.shape)]
+    if node.op in (tile.load, tile.store):
+        return find_vector_length(producers, m, indices, block, most, node.attrs["vector"])
+    return find_run_length(producers, m, indices, most) if node.op in (tile.gather, tile.scatter) else 1
+
+
+def _repeats(producers: Mapping[Value, Node], v: Value) -> bool:
+    """Whether the elements of a block along its last axis are seen to be equal."""
+    node = producers.get(v)
+    if v.type.shape[-1:] in ((), (1,)) or (node is not None and node.op is basic.full):
+        return True
+    return node is not None and node.op in (basic.broadcast_to, basic.cast) and _repeats(producers, node.args[0])
 
 
 @dataclass(frozen=True)

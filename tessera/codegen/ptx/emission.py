@@ -18,7 +18,7 @@ from tessera.codegen.ptx.context import (
     KernelEntry,
     PtxMemRef,
     bind_parameters,
-    find_vector_length,
+    find_access_length,
     finish_entry,
     make_context,
     wait_for_kernel_ahead,
@@ -510,17 +510,13 @@ def _measure_accesses(function: Function, most: int) -> Iterator[GlobalAccess]:
     for node, rounds in _walk_rounds(function.body, UseDef(function)):
         if node.op not in GLOBAL_ACCESSES or node.args[0] not in aligned:
             continue
-        ref, *operands = node.args
-        writes = node.op is not tile.load and node.op is not tile.gather
+        ref, writes = node.args[0], node.op is not tile.load and node.op is not tile.gather
         block = static_shape(node.args[1] if node.op in (tile.store, tile.scatter) else node.out)
         if not block or block[-1] == 1:
             continue
-        size, vector = element_bytes(ref.type.dtype), 1  # type: ignore[union-attr]
-        if node.op in (tile.load, tile.store):
-            memory = PtxMemRef(ref.type.dtype, GLOBAL, "", tuple(ref.type.shape), aligned[ref])  # type: ignore[union-attr]
-            starts = operands[writes : writes + len(block)]
-            longest, known = min(most, VECTOR_BYTES // size), node.attrs["vector"]
-            vector = find_vector_length(producers, memory, starts, block, longest, known)
+        memory = PtxMemRef(ref.type.dtype, GLOBAL, "", tuple(ref.type.shape), aligned[ref])  # type: ignore[union-attr]
+        size = element_bytes(memory.dtype)
+        vector = find_access_length(producers, memory, node, block, min(most, VECTOR_BYTES // size))
         yield GlobalAccess(math.prod(block) * rounds, size, vector, writes)
 
 

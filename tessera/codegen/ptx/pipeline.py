@@ -34,6 +34,7 @@ from tessera.codegen.ptx.passes import loop_transformations as loops
 from tessera.codegen.ptx.passes.async_products import form_async_mma
 from tessera.codegen.ptx.passes.boundary_peeling import peel_boundary
 from tessera.codegen.ptx.passes.branch_formation import form_branches
+from tessera.codegen.ptx.passes.index_narrowing import narrow_indices
 from tessera.codegen.ptx.passes.layout_inference import assign_layouts
 from tessera.codegen.ptx.passes.loop_unrolling import unroll_loops
 from tessera.codegen.ptx.passes.mainloop import PRODUCT_OPS, form_mainloop
@@ -105,7 +106,6 @@ def _hoist_loads(function: Function) -> Function:
 
 
 for_team: Callable[..., Rewrite] = lambda rewrite: lambda f: rewrite(f, choose_team_size(f))  # noqa: E731
-_narrow_comparisons = with_ops(loops.narrow_index_comparisons, *loops.COMPARISON_OPS)
 SELECTION: NamedPasses = (
     ("row alignment", with_ops(loops.align_rows, control_flow.for_)),
     ("row caching", with_ops(loops.cache_rows, control_flow.for_)),
@@ -137,7 +137,8 @@ COPIES: NamedPasses = (
     ("loop unrolling", for_kernels(with_ops(for_team(unroll_loops), control_flow.for_), UNIFORM)),
 )
 MAPPING: NamedPasses = (
-    ("index comparison narrowing", for_kernels(_narrow_comparisons, UNIFORM)),
+    ("index comparison narrowing", for_kernels(loops.narrow_index_comparisons, UNIFORM)),
+    ("index narrowing", for_kernels(with_ops(narrow_indices, tile.gather, tile.scatter), UNIFORM)),
     ("load hoisting", _hoist_loads),
     ("thread mapping", map_threads),
     ("rasterisation", for_kernels(choose_order, WARP_SPECIALISED, PREFETCHING)),

@@ -268,7 +268,8 @@ narrow_comparisons = RewritePatterns("narrow index comparisons")
 
 def narrow_index_comparisons(function: Function) -> Function:
     """Make each comparison of index blocks against a sum of scalars one op in 32 bits."""
-    return eliminate_dead_code(rewrite_function(function, narrow_comparisons))
+    compares = any(node.op in COMPARISON_OPS for node in function.body.walk())
+    return eliminate_dead_code(rewrite_function(function, narrow_comparisons)) if compares else function
 
 
 @narrow_comparisons(*COMPARISON_OPS)

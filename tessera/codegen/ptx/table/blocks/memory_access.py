@@ -5,10 +5,11 @@ An atomic update is one instruction where the hardware has it, otherwise a compa
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Sequence
 
-from tessera.codegen.ptx.context import EmissionContext, PtxMemRef, VectorAccess
+from tessera.codegen.ptx.context import VECTOR_BYTES, EmissionContext, PtxMemRef, VectorAccess, find_run_length
 from tessera.codegen.ptx.layout import DistributedLayout, and_predicates, make_blocked_layout
 from tessera.codegen.ptx.passes.layout_inference import static_shape
 from tessera.codegen.ptx.passes.shared_memory import LOCAL_SYMBOL, SHARED_SYMBOL
@@ -80,24 +81,50 @@ def _plan_element_accesses(
     mask: Value | None,
     layout: DistributedLayout,
     once: bool,
+    length: int = 1,
 ) -> list[VectorAccess]:
-    """The accesses to single elements at blocks of indices; with `once` a single thread accesses each element."""
-    text, indices = ctx.text, [_strip_widening(ctx, v) for v in indices]
+    """The accesses at blocks of indices, to single elements or to runs of `length` registers whose elements are
+    neighbours in memory; with `once` a single thread accesses each element."""
+    indices = [_strip_widening(ctx, v) for v in indices]
     registers = [broadcast_registers(ctx, v, layout) for v in indices]
+    places = [tuple(held[i] for held in registers) for i in range(layout.count)]
+    guards = _make_guards(ctx, mask, layout, once)
     known: dict[tuple[str, ...], str] = {}  # addresses by the indices along the first axes
+    accesses = []
+    for first in range(0, layout.count, length):
+        run = range(first, first + length)
+        whole = len({(places[i][:-1], guards[i]) for i in run}) == 1
+        for i in run[:1] if whole else run:
+            address = m.base
+            for axis, (v, stride) in enumerate(zip(indices, m.strides, strict=True)):
+                key = places[i][: axis + 1]
+                if key not in known:
+                    known[key] = _add_index(ctx, v, places[i][axis], stride, address)
+                address = known[key]
+            count = length if whole else 1
+            accesses.append(VectorAccess(i, count, address, 0, tuple(guards[i : i + count])))
+    return accesses
+
+
+def _make_guards(ctx: EmissionContext, mask: Value | None, layout: DistributedLayout, once: bool) -> list[str]:
+    """The predicate of each register of a layout: inside the block, unmasked, and with `once` in the owning thread."""
     masks = broadcast_registers(ctx, mask, layout) if mask is not None else ("",) * layout.count
     owner = ctx.team.owner_predicate(layout) if once else ""
-    accesses = []
-    for i in range(layout.count):
-        address, place = m.base, tuple(held[i] for held in registers)
-        for axis, (v, stride) in enumerate(zip(indices, m.strides, strict=True)):
-            key = place[: axis + 1]
-            if key not in known:
-                known[key] = _add_index(ctx, v, place[axis], stride, address)
-            address = known[key]
-        guard = and_predicates(text, owner, *ctx.team.bounds_predicates(layout, layout.offsets[i]), masks[i])
-        accesses.append(VectorAccess(i, 1, address, 0, (guard,)))
-    return accesses
+    made: dict[tuple[str, ...], str] = {}
+    found = []
+    for offsets, masked in zip(layout.offsets, masks, strict=True):
+        parts = (owner, *ctx.team.bounds_predicates(layout, offsets), masked)
+        if parts not in made:
+            made[parts] = and_predicates(ctx.text, *parts)
+        found.append(made[parts])
+    return found
+
+
+def _find_run_length(ctx: EmissionContext, m: PtxMemRef, indices: Sequence[Value], layout: DistributedLayout) -> int:
+    """How many of the first registers of a layout hold neighbours in memory, which one access moves."""
+    held = itertools.takewhile(lambda pair: pair[1] == (len(layout.shape) - 1, pair[0]), enumerate(layout.registers))
+    most = min(1 << len(list(held)), VECTOR_BYTES // element_bytes(m.dtype))
+    return find_run_length(ctx.analyses.producers, m, indices, most) if most > 1 else 1
 
 
 def _strip_widening(ctx: EmissionContext, v: Value) -> Value:
@@ -128,7 +155,8 @@ def _(ctx, node):
     m, rest = ctx.memrefs[node.args[0]], node.args[1:]
     rank, layout = len(m.shape), ctx.layout(node.out)
     mask = rest[rank] if rest[rank:] else None
-    accesses = _plan_element_accesses(ctx, m, rest[:rank], mask, layout, once=False)
+    length = _find_run_length(ctx, m, rest[:rank], layout)
+    accesses = _plan_element_accesses(ctx, m, rest[:rank], mask, layout, once=False, length=length)
     other = broadcast_registers(ctx, rest[rank + 1], layout) if rest[rank + 1 :] else ()
     ctx.values[node.out] = load_block(ctx, m, accesses, other)
 
@@ -139,7 +167,8 @@ def _(ctx, node):
     m, rank = ctx.memrefs[ref], node.args[0].type.rank
     layout = _find_broadcast_layout(ctx, (value, *rest[:rank]))
     mask = rest[rank] if rest[rank:] else None
-    accesses = _plan_element_accesses(ctx, m, rest[:rank], mask, layout, once=True)
+    length = _find_run_length(ctx, m, rest[:rank], layout)
+    accesses = _plan_element_accesses(ctx, m, rest[:rank], mask, layout, once=True, length=length)
     store_block(ctx, m, accesses, broadcast_registers(ctx, value, layout))
 
 
