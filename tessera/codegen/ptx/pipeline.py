@@ -106,6 +106,7 @@ def _hoist_loads(function: Function) -> Function:
 
 
 for_team: Callable[..., Rewrite] = lambda rewrite: lambda f: rewrite(f, choose_team_size(f))  # noqa: E731
+_narrow_comparisons = with_ops(loops.narrow_index_comparisons, *loops.COMPARISON_OPS)
 SELECTION: NamedPasses = (
     ("row alignment", with_ops(loops.align_rows, control_flow.for_)),
     ("row caching", with_ops(loops.cache_rows, control_flow.for_)),
@@ -137,7 +138,7 @@ COPIES: NamedPasses = (
     ("loop unrolling", for_kernels(with_ops(for_team(unroll_loops), control_flow.for_), UNIFORM)),
 )
 MAPPING: NamedPasses = (
-    ("index comparison narrowing", for_kernels(loops.narrow_index_comparisons, UNIFORM)),
+    ("index comparison narrowing", for_kernels(_narrow_comparisons, UNIFORM)),
     ("index narrowing", for_kernels(with_ops(narrow_indices, tile.gather, tile.scatter), UNIFORM)),
     ("load hoisting", _hoist_loads),
     ("thread mapping", map_threads),
@@ -146,13 +147,9 @@ MAPPING: NamedPasses = (
 )
 
 
-def _select_kernel(function: Function) -> Function:
-    return select_kernel(function, [rewrite for _, rewrite in LOOPS], [rewrite for _, rewrite in MAPPING])
-
-
 FUNCTION_PASSES: NamedPasses = (
     *SELECTION,
-    ("kernel selection", _select_kernel),
+    ("kernel selection", lambda f: select_kernel(f, [run for _, run in LOOPS], [run for _, run in MAPPING])),
     *LOOPS,
     *COPIES,
     *MAPPING,

@@ -268,8 +268,7 @@ narrow_comparisons = RewritePatterns("narrow index comparisons")
 
 def narrow_index_comparisons(function: Function) -> Function:
     """Make each comparison of index blocks against a sum of scalars one op in 32 bits."""
-    compares = any(node.op in COMPARISON_OPS for node in function.body.walk())
-    return eliminate_dead_code(rewrite_function(function, narrow_comparisons)) if compares else function
+    return eliminate_dead_code(rewrite_function(function, narrow_comparisons))
 
 
 @narrow_comparisons(*COMPARISON_OPS)
