@@ -298,7 +298,9 @@ PAIRED = "hinge_embedding margin_ranking cosine_embedding triplet_margin multi_m
 PAIRED += ["multilabel_soft_margin", "triplet_margin_with_distance"]
 # The reason why a function has no case here.
 UNCHECKED = {
-    **dict.fromkeys("reshape permute slice pad concatenate gather broadcast mesh_shift".split(), "moves elements"),
+    **dict.fromkeys(
+        "reshape permute slice pad concatenate gather broadcast mesh_shift update_slice".split(), "moves elements"
+    ),
     **dict.fromkeys("scatter scatter_add argsort full dim_value iota check_index bitcast".split(), "moves elements"),
     **dict.fromkeys(
         "all_reduce reduce_scatter reduce_to broadcast_from all_gather scatter_from gather_to all_to_all "

@@ -46,6 +46,7 @@ OTHERS = {
     "gather": lambda x, y: ts.gather(x * y, ts.Tensor(np.zeros(3, np.int64)), axis=1),
     "scatter_add": lambda x, y: ts.scatter_add(x, ts.Tensor(np.zeros(y.shape[1], np.int64)), y, axis=1),
     "scatter": lambda x, y: ts.scatter(x, ts.Tensor(np.zeros(1, np.int64)), y[:, :1] * 1.0, axis=1),
+    "update_slice": lambda x, y: ts.update_slice(x * y, y[:, 1:] * 2.0, start=(0, 0)),
     "dot": lambda x, y: x @ y.T,
     "mesh_shift": lambda x, y: ts.mesh_shift(x * y, axis=1, shift=-1),
     "fma": lambda x, y: ts.fma(x, y, x),
