@@ -57,7 +57,8 @@ class Capabilities:
     `symbolic`: sizes may be arguments of the launch plan, so that one program serves all of them; `prefers_static`: its
     fastest kernels need the sizes, so that jit makes such programs only where `dynamic=True` asks for them.
     `donation`: a program's plan may put results into the memory of arguments (`tessera.codegen.donation`).
-    `plan` holds the tile sizes that suit the target (a `tessera.lower.lowering_plan.LoweringPlan`), or None;
+    `plan` holds the tile sizes that suit the target (a `tessera.lower.lowering_plan.LoweringPlan`), or is None, or a
+    function of nothing that gives it, where the machine decides;
     `plan_choices` other values of its fields that tuning may try, in groups of fields that depend on each other
     (`tessera.runtime.planning`).
     """
@@ -230,6 +231,15 @@ def get_backend(name: str) -> Backend:
     if not hasattr(generator, "configured"):
         raise ArgumentError(f"the target {name} takes nothing after a colon", received=options)
     return generator.configured(options)
+
+
+def select_architecture(name: str, arch: str | None) -> str:
+    """The name of a generator whose tiles are for an architecture, where it has tiles for each; else the name.
+
+    >>> select_architecture("ptx", "sm_90a"), select_architecture("llvm", None)
+    ('ptx:sm_90a', 'llvm')
+    """
+    return f"{name}:{arch}" if arch and ":" not in name and hasattr(get_backend(name), "arch") else name
 
 
 def _load_backend(point: EntryPoint | BuiltInGenerator) -> Backend:
