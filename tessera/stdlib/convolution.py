@@ -55,6 +55,7 @@ LEAST_ROWS = 64  # outputs of a block
 SPLIT_CHANNELS, SPLIT_POSITIONS = 64, 64  # the block of an image that a program splits
 CHECKED_OUTPUTS, CHECKED_WINDOWS = 32, 256  # the block of results that a program checks
 PLAIN_BLOCKS = ((64, 64), (64, 128), (64, 256), (128, 64), (128, 128), (128, 256))
+FOLD_RATE = 1.1e12  # bytes a second that shifted images are written at, as channels of one
 MAX_WASTE = 1.2  # places of blocks for each window
 MAX_DEPTH = 4096  # elements that one f32 sum adds up: tensor cores cut off 1e-9 of a sum for each, measured on an H200
 
@@ -257,7 +258,7 @@ class PositionConvolution:
 
     def compute(self, image: Tensor, weights: Tensor, dtype: DType) -> Tensor:
         """The convolution of an image [Z, C, P] by weights [G, O, C, taps] at each window: [Z, O, *counts]."""
-        if self._count_depth(image, self.taps[-1]) < 0.85 * self._count_depth(image, 1):
+        if self._folds_taps(image, int(weights.shape[1])):
             return self._fold_last_taps(image, weights, dtype)
         channels = int(image.shape[1])
         aligned = round_up(channels, ALIGNMENT)
@@ -320,6 +321,14 @@ class PositionConvolution:
         """Whether blocks of positions of one image are much longer than it."""
         count, _, positions = (int(n) for n in image.shape)
         return count > 1 and round_up(positions, 128) > 1.1 * positions
+
+    def _folds_taps(self, image: Tensor, outputs: int) -> bool:
+        """Whether a contraction with the taps along the last axis as channels saves more than their copies take."""
+        plain, folded = self._count_depth(image, 1), self._count_depth(image, self.taps[-1])
+        count, channels, positions = (int(n) for n in image.shape)
+        saved = 2 * (plain - folded) * count * outputs * positions / BF16_RATE
+        written = self.taps[-1] * count * channels * positions * image.dtype.bits / 8
+        return folded < 0.85 * plain and saved > written / FOLD_RATE
 
     def _count_depth(self, image: Tensor, folded: int) -> int:
         """The elements that the products contract, where so many taps along the last axis are channels."""
