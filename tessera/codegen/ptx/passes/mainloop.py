@@ -212,8 +212,12 @@ def _match_mainloop(function: Function, uses: UseDef, node: Node) -> MatmulLoop 
     if node.op is not control_flow.for_ or len(node.args) != 4 or int(function.attrs.get("group", 1)) != 1:
         return None
     nest = _find_nest(uses, node)
-    if nest is not None:
-        return _match_nest(function, uses, nest)
+    alone = _match_loop(function, uses, node) if nest is None or len(nest.loops) == 1 else None
+    return _match_nest(function, uses, nest) if alone is None and nest is not None else alone
+
+
+def _match_loop(function: Function, uses: UseDef, node: Node) -> MatmulLoop | None:
+    """A loop without loops in it whose starts of blocks are its index, or invariant."""
     (body,) = node.regions
     step, last = uses.get(node.args[2]), uses.get(body.results[0])
     if step is None or step.op is not basic.full or last is None or last.op is not matmul_accumulate:
@@ -235,12 +239,12 @@ def _match_mainloop(function: Function, uses: UseDef, node: Node) -> MatmulLoop 
 
 
 def _find_nest(uses: UseDef, node: Node) -> CollapsibleNest | None:
-    """The perfect nest of loops that a loop is the outermost of; None where it has no other loop in it."""
+    """The perfect nest of loops that a loop is the outermost of, which may be one; None where a bound is unknown."""
     loops = [node]
     while (inner := _find_inner_loop(loops[-1])) is not None:
         loops.append(inner)
     bounds = [[_read_constant(uses, v) for v in loop.args[:3]] for loop in loops]
-    if len(loops) < 2 or any(n is None for each in bounds for n in each):
+    if any(n is None for each in bounds for n in each):
         return None
     lowers, uppers, steps = (tuple(int(n or 0) for n in column) for column in zip(*bounds, strict=True))
     counts = tuple(-((low - up) // step) for low, up, step in zip(lowers, uppers, steps, strict=True))
@@ -281,7 +285,17 @@ def _match_nest(function: Function, uses: UseDef, nest: CollapsibleNest) -> Matm
     forms = [analysis.find_form(v) for side in (found.left, found.right) for v in side.starts]
     bases = [v for f in forms if f is not None for v in f.scalars if v not in nest.indices]
     fits = all(f is not None and not f.ramps for f in forms) and all(is_known_ahead(uses, v) for v in bases)
+    fits = fits and all(_begins_whole_units(analysis, nest, side) for side in (found.left, found.right))
     return found if fits and _has_wgmma_sizes(found) and found.sizes[2] == found.depth else None
+
+
+def _begins_whole_units(analysis: AffineAnalysis, nest: CollapsibleNest, side: OperandSource) -> bool:
+    """Whether blocks begin at whole units of 16 bytes of a row: TMA takes no others."""
+    form, type = analysis.find_form(side.starts[-1]), side.ref.type
+    assert form is not None and isinstance(type, RefType)
+    first, steps = nest.place(form)
+    terms = first.constant, *first.scalars.values(), *steps
+    return all(n * element_bytes(type.dtype) % TMA_STRIDE == 0 for n in terms)
 
 
 def _is_data_movement(node: Node) -> bool:
