@@ -354,7 +354,7 @@ def _(node: Node, uses: UseDef, plan: LoweringPlan) -> LibraryLowering | None:
     if not plan.tensor_cores:
         deep = match_deep_product(uses, node.args[0], node.args[1], out, plan) if plan.product_pack else None
         return None if deep is None else LibraryLowering((deep.left.source, deep.right.source), deep.compute)
-    if (shifted := match_weight_gradient(uses, node)) is not None:
+    if plain and (shifted := match_weight_gradient(uses, node)) is not None:
         return LibraryLowering(shifted.operands, shifted.compute)
     if plain and (gathered := match_gathered(uses, *node.args)) is not None:
         return LibraryLowering((gathered.product.windows.image, gathered.product.weights), gathered.compute)
@@ -382,7 +382,8 @@ library_operands[reduce.sum] = contractions.dot
 
 @library_lowerings(reduce.sum)
 def _(node: Node, uses: UseDef, plan: LoweringPlan) -> LibraryLowering | None:
-    """The gradient of weights of a convolution, which reads its windows in place; on tensor cores a sum of products."""
+    """The gradient of weights of a convolution, which reads its windows in place; on tensor cores as products with a
+    shifted image, and other sums of products."""
     found = match_window_gradient(uses, node) if plan.indirect_windows else None
     if found is not None:
         return LibraryLowering(found.operands, found.compute)

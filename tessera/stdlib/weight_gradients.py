@@ -1,13 +1,14 @@
-"""Gradients of the weights of convolutions as products with a shifted image, without windows in memory (cuDNN's implicit
-GEMM of the backward filter).
+"""Gradients of the weights of convolutions as products with a shifted image (implicit GEMM, as in cuDNN).
 
-The image and the results' gradient are written into one grid of positions: behind each line of the image, each plane
-and each image there are as many zeros as the padding has, and the gradient has zeros wherever no window begins. Then the
-gradient of a tap of the window is one product over all positions of all images, whose image is shifted by the same
-number of positions everywhere: [O, positions] · [C, positions + shift]. Zeros between two lines are the padding of both.
+The image and the results' gradient are written into one grid of positions: behind each line, each plane and each image
+there are as many zeros as the padding has, which are the padding before the next one, too. The gradient has zeros where
+no window begins. Then the gradient of a tap of the window is one product over all positions of all images, in which the
+image is shifted by the same number of positions everywhere: [O, positions] · [positions + shift, C]. No window is ever
+in memory. Tensor maps begin at whole units of 16 bytes along rows of memory, but at any row: the rows of the shifted
+image are positions, and a copy that adds the zeros turns an image whose rows are lines.
 
 The positions are cut into parts until their products fill a GPU, and the sums are added up in f32, in the order of the
-parts. The zeros of the gradient meet elements of the image which no window has there, and 0 times an infinity is NaN:
+parts. The zeros of the gradient meet elements of the image that no window has there, and 0 times an infinity is NaN:
 sums that are not finite are computed again, over the windows alone.
 """
 
@@ -15,7 +16,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from tessera.core.symbolic_dim import ceil_divide, round_up
@@ -28,7 +29,7 @@ from tessera.ir.rewrite import UseDef
 from tessera.ir.tensor import Tensor
 from tessera.lower.indexing_maps import get_shape, get_tensor_type
 from tessera.ops.tensor import basic, shape
-from tessera.stdlib.convolution import STACK_RATE, StackedWindows
+from tessera.stdlib.convolution import StackedWindows
 from tessera.stdlib.indirect_gradients import match_window_gradient
 from tessera.stdlib.split_products import (
     ALIGNMENT,
@@ -54,6 +55,7 @@ MOST_PARTS, LEAST_ROUNDS = 64, 4  # of the positions; of the rounds of a part
 # Bytes a second at which elements are placed in a grid, by the elements that a thread moves at once.
 PLACE_RATES = {1: 1.2e12, 2: 2e12, 4: 3e12, 8: 3e12}
 TURN_RATE = 2e12  # the same where channels become columns
+WINDOWS_RATE = 0.35e12  # bytes a second of windows that are written and read
 
 
 @kernel
@@ -238,53 +240,52 @@ class WeightGradient:
         return min(fits, key=self._estimate_grid)
 
     def _estimate_grid(self, grid: tuple[int, ...]) -> float:
-        """The seconds of the copies into a grid, and of the products over its positions."""
+        """The seconds of the copies into a grid, and of the products over its positions if they fill the GPU."""
         positions = self.batch * math.prod(grid)
-        seconds = self._estimate_products(positions, 1) * self.count_programs() / BUSY_PROGRAMS
+        programs = math.prod(self.blocks.grid) * math.prod(self.taps)
+        return self._estimate_copies(grid) + self._estimate_rounds(positions) * programs / BUSY_PROGRAMS
+
+    def _estimate_copies(self, grid: tuple[int, ...]) -> float:
+        """The seconds of the copies into a grid."""
+        seconds = 2 * LAUNCH_SECONDS
         for each in (self.image, self.gradient):
             elements = self.batch * each.channels * (math.prod(grid) + math.prod(each.sizes))
             unit = ALIGNMENT if each.last else math.gcd(grid[2], each.sizes[2], ALIGNMENT)
             turns = each is self.image and not each.last
-            seconds += 2 * elements / (TURN_RATE if turns else PLACE_RATES[unit]) + LAUNCH_SECONDS
+            seconds += 2 * elements / (TURN_RATE if turns else PLACE_RATES[unit])
         return seconds
 
-    def count_programs(self) -> int:
-        """The products of blocks of all taps."""
-        return math.prod(self.blocks.grid) * math.prod(self.taps)
-
-    def _estimate_products(self, positions: int, parts: int) -> float:
-        """The seconds of a program's share of the positions: what it multiplies, or loads from the L2 cache."""
+    def _estimate_rounds(self, positions: int) -> float:
+        """The seconds of a program over so many positions: what it multiplies, or loads from the L2 cache."""
         rows, columns = self.blocks.rows, self.blocks.columns
         step = max(rows * columns, (rows + columns) * LOADS_RATE) * 2 * ROUND / (BF16_RATE / BUSY_PROGRAMS)
-        return ceil_divide(positions, parts * ROUND) * step
+        return ceil_divide(positions, ROUND) * step
 
-    def _estimate_parts(self, positions: int, parts: int) -> float:
-        """The seconds of all products, and of adding up their sums."""
-        results = math.prod(self.taps) * self.gradient.channels * self.image.channels
-        waves = ceil_divide(parts * self.count_programs(), BUSY_PROGRAMS)
-        each = self._estimate_products(positions, parts) + PROGRAM_SECONDS
-        return waves * each + 8 * parts * results / MEMORY_RATE
+    def _estimate_products(self, positions: int, parts: int) -> float:
+        """The seconds of all products, cut into parts, and of adding up their sums."""
+        taps, together = math.prod(self.taps), 2 if self.blocks.rows == 64 else 1  # on a multiprocessor
+        waves = ceil_divide(parts * math.prod(self.blocks.grid) * taps, together * BUSY_PROGRAMS)
+        each = together * self._estimate_rounds(ceil_divide(positions, parts)) + PROGRAM_SECONDS
+        moved = 8 * parts * taps * self.gradient.channels * self.image.channels
+        return waves * each + moved / MEMORY_RATE + 2 * LAUNCH_SECONDS
 
     def choose_parts(self, positions: int) -> int:
         """The parts of the positions that take the least time."""
         most = max(1, min(MOST_PARTS, positions // (ROUND * LEAST_ROUNDS)))
-        return min(range(1, most + 1), key=lambda parts: self._estimate_parts(positions, parts))
+        return min(range(1, most + 1), key=lambda parts: self._estimate_products(positions, parts))
 
     def estimate_seconds(self) -> float:
         """The seconds of all launches."""
         grid = self.find_grid()
         positions = self.batch * math.prod(grid)
-        copies = (
-            self._estimate_grid(grid) - self._estimate_products(positions, 1) * self.count_programs() / BUSY_PROGRAMS
-        )
-        return copies + self._estimate_parts(positions, self.choose_parts(positions)) + 3 * LAUNCH_SECONDS
+        return self._estimate_copies(grid) + self._estimate_products(positions, self.choose_parts(positions))
 
     def estimate_stacked(self) -> float:
-        """The seconds of a product with windows in memory, which are written tap by tap."""
-        places, taps = math.prod(self.windows.counts), math.prod(self.taps)
-        held, outputs = self.batch * self.image.channels * taps, self.gradient.channels
-        copied = 2 * held * places / STACK_RATE + 8 * held * outputs / MEMORY_RATE
-        return copied + 2 * held * places * outputs / BF16_RATE + 3 * LAUNCH_SECONDS
+        """The seconds of a product with windows in memory."""
+        windows = self.batch * self.image.channels * math.prod(self.taps)
+        places, outputs = math.prod(self.windows.counts), self.gradient.channels
+        seconds = 2 * windows * places / WINDOWS_RATE + 8 * windows * outputs / MEMORY_RATE
+        return seconds + 2 * windows * places * outputs / BF16_RATE + 3 * LAUNCH_SECONDS
 
     def compute(self, image: Tensor, gradient: Tensor) -> Tensor:
         """The gradient of the weights, for both operands' values."""
@@ -328,7 +329,8 @@ def _along_axes(numbers: tuple[int, ...], missing: int = 1) -> tuple[int, ...]:
 
 
 def match_weight_gradient(uses: UseDef, node: Node) -> WeightGradient | None:
-    """A sum over images of products with transposed windows, of 16-bit floats; None where it is none or does not pay."""
+    """A sum over images of products with transposed windows of 16-bit floats, or that of one image; None where it is
+    none or does not pay."""
     found = match_window_gradient(uses, node)
     if found is None:
         return None
@@ -340,7 +342,7 @@ def match_weight_gradient(uses: UseDef, node: Node) -> WeightGradient | None:
         return None
     image = _find_placed(uses, windows.image, get_shape(windows.image))
     gradient = _find_placed(uses, found.gradient, (batch, outputs, *windows.counts))
-    if any(gradient.low) or any(gradient.high) or not (image.fits and gradient.fits):
+    if any(gradient.low) or any(gradient.high):
         return None
     result = tuple(int(n) for n in get_shape(node.out))
     made = WeightGradient(image, gradient, windows, batch, narrow, result)
@@ -356,24 +358,21 @@ def _find_placed(uses: UseDef, value: Value, sizes: tuple[Any, ...]) -> PlacedOp
     rank = len(sizes)
     last = (0, rank - 1, *range(1, rank - 1))
     while (node := uses.get(value)) is not None:
-        if node.op is basic.cast and find_narrow_type(uses, value) is not None:
+        if node.op is basic.cast and get_tensor_type(value).dtype == f32 and find_narrow_type(uses, value) is not None:
             value = node.args[0]
-            break
+            continue
         if not _pads_with_zeros(node) or any(low) or any(high):
             break
         low, high = tuple(node.attrs["low"][2:]), tuple(node.attrs["high"][2:])
         value = node.args[0]
-    turned = uses.find(value, shape.permute)
-    moved = turned is not None and tuple(turned.attrs["axes"]) == last
     spatial = tuple(int(n) - a - b for n, a, b in zip(sizes[2:], low, high, strict=True))
-    return PlacedOperand(
-        turned.args[0] if turned is not None and moved else value,
-        moved,
-        int(sizes[1]),
-        _along_axes(spatial),
-        _along_axes(low, 0),
-        _along_axes(high, 0),
-    )
+    sides = _along_axes(low, 0), _along_axes(high, 0)
+    placed = PlacedOperand(value, False, int(sizes[1]), _along_axes(spatial), *sides)
+    turned = uses.find(value, shape.permute)
+    if turned is None or tuple(turned.attrs["axes"]) != last:
+        return placed
+    moved = replace(placed, value=turned.args[0], last=True)
+    return moved if moved.fits else placed
 
 
 def _pads_with_zeros(node: Node) -> bool:
