@@ -232,10 +232,22 @@ def _match_loop(function: Function, uses: UseDef, node: Node) -> MatmulLoop | No
     found = MatmulLoop(node, sides[0], sides[1], int(step.attrs["value"]))  # type: ignore[arg-type]
     fits = (
         _has_wgmma_sizes(found)
+        and _begins_whole_units(uses, found)
         and _has_even_depth(uses, found)
         and _has_fixed_operands(function, uses, found, body.params[0])
     )
     return found if fits else None
+
+
+def _begins_whole_units(uses: UseDef, loop: MatmulLoop) -> bool:
+    """Whether blocks begin at whole units of 16 bytes of a row in all rounds of a loop."""
+    analysis, index = AffineAnalysis(uses), loop.node.regions[0].params[0]
+    for side in (loop.left, loop.right):
+        walked = side.starts[-1] is index
+        form = analysis.find_form(loop.node.args[0] if walked else side.starts[-1])
+        if form is None or not _is_whole(side, form, AffineForm(loop.step if walked else 0)):
+            return False
+    return True
 
 
 def _find_nest(uses: UseDef, node: Node) -> CollapsibleNest | None:
@@ -285,17 +297,17 @@ def _match_nest(function: Function, uses: UseDef, nest: CollapsibleNest) -> Matm
     forms = [analysis.find_form(v) for side in (found.left, found.right) for v in side.starts]
     bases = [v for f in forms if f is not None for v in f.scalars if v not in nest.indices]
     fits = all(f is not None and not f.ramps for f in forms) and all(is_known_ahead(uses, v) for v in bases)
-    fits = fits and all(_begins_whole_units(analysis, nest, side) for side in (found.left, found.right))
+    for side in (found.left, found.right):
+        first, steps = nest.place(analysis.find_form(side.starts[-1]) or AffineForm(1))
+        fits = fits and _is_whole(side, first, *(AffineForm(n) for n in steps))
     return found if fits and _has_wgmma_sizes(found) and found.sizes[2] == found.depth else None
 
 
-def _begins_whole_units(analysis: AffineAnalysis, nest: CollapsibleNest, side: OperandSource) -> bool:
-    """Whether blocks begin at whole units of 16 bytes of a row: TMA takes no others."""
-    form, type = analysis.find_form(side.starts[-1]), side.ref.type
-    assert form is not None and isinstance(type, RefType)
-    first, steps = nest.place(form)
-    terms = first.constant, *first.scalars.values(), *steps
-    return all(n * element_bytes(type.dtype) % TMA_STRIDE == 0 for n in terms)
+def _is_whole(side: OperandSource, *columns: AffineForm) -> bool:
+    """Whether numbers of columns are whole units of 16 bytes of a row: blocks that TMA fetches begin at no others."""
+    assert isinstance(side.ref.type, RefType)
+    unit = TMA_STRIDE // element_bytes(side.ref.type.dtype)
+    return all(n % unit == 0 for form in columns for n in (form.constant, *form.scalars.values()))
 
 
 def _is_data_movement(node: Node) -> bool:
