@@ -5,7 +5,8 @@ there are as many zeros as the padding has, which are the padding before the nex
 no window begins. Then the gradient of a tap of the window is one product over all positions of all images, in which the
 image is shifted by the same number of positions everywhere: [O, positions] · [positions + shift, C]. No window is ever
 in memory. Tensor maps begin at whole units of 16 bytes along rows of memory, but at any row: the rows of the shifted
-image are positions, and a copy that adds the zeros turns an image whose rows are lines.
+image are positions, and a copy that adds the zeros turns an image whose rows are lines. Windows with strides see one
+phase of the image at each tap: phases are columns of the image side by side.
 
 The positions are cut into parts until their products fill a GPU, and the sums are added up in f32, in the order of the
 parts. The zeros of the gradient meet elements of the image that no window has there, and 0 times an infinity is NaN:
@@ -29,7 +30,7 @@ from tessera.ir.rewrite import UseDef
 from tessera.ir.tensor import Tensor
 from tessera.lower.indexing_maps import get_shape, get_tensor_type
 from tessera.ops.tensor import basic, shape
-from tessera.stdlib.convolution import StackedWindows
+from tessera.stdlib.convolution import StackedWindows, resize
 from tessera.stdlib.indirect_gradients import match_window_gradient
 from tessera.stdlib.split_products import (
     ALIGNMENT,
@@ -54,7 +55,7 @@ PROGRAM_SECONDS = 3e-6  # of a product's first loads, and of its stores
 MOST_PARTS, LEAST_ROUNDS = 64, 4  # of the positions; of the rounds of a part
 # Bytes a second at which elements are placed in a grid, by the elements that a thread moves at once.
 PLACE_RATES = {1: 1.2e12, 2: 2e12, 4: 3e12, 8: 3e12}
-TURN_RATE = 2e12  # the same where channels become columns
+TURN_RATE, PHASES_RATE = 2e12, 1e12  # the same where channels become columns, and where phases do
 WINDOWS_RATE = 0.35e12  # bytes a second of windows that are written and read
 
 
@@ -82,10 +83,13 @@ def place_turned(x, out, *, BC, BF, BG):
     tile.store(out[b, e, f : f + BF, g : g + BG, c : c + BC], tile.load(turned[:, :, :]), edge="clip")
 
 
-def find_shift(tap, taps, steps, lead):
-    """The positions by which a tap shifts the image."""
-    i, j, k = tap // (taps[1] * taps[2]), tap // taps[2] % taps[1], tap % taps[2]
-    return i * steps[0] + j * steps[1] + k * steps[2] - lead
+def find_shift(tap, shifts):
+    """The positions by which a tap shifts the image, and the first column of its phase of the image."""
+    (_, across, along), gaps, strides, steps = shifts["taps"], shifts["gaps"], shifts["strides"], shifts["steps"]
+    i, j, k = tap // (across * along) * gaps[0], tap // along % across * gaps[1], tap % along * gaps[2]
+    phase = (i % strides[0] * strides[1] + j % strides[1]) * strides[2] + k % strides[2]
+    shift = i // strides[0] * steps[0] + j // strides[1] * steps[1] + k // strides[2] - shifts["lead"]
+    return shift, phase * shifts["width"]
 
 
 def load_positions(x, row, position, turned, rows, positions):
@@ -104,12 +108,14 @@ def multiply_shifted(a, b, out, *, turned_a, turned_b, moves_a, shifts, depth, B
     """
     part, tap = tile.program_id(0) // out.shape[1], tile.program_id(0) % out.shape[1]
     i, j, first = tile.program_id(1) * BM, tile.program_id(2) * BN, part * depth
-    moved = first + find_shift(tap, shifts["taps"], shifts["steps"], shifts["lead"])
-    start_a, start_b = (moved, first) if moves_a else (first, moved)
+    shift, column = find_shift(tap, shifts)
+    (row_a, start_a), (row_b, start_b) = (i, first), (j + column, first + shift)
+    if moves_a:
+        (row_a, start_a), (row_b, start_b) = (i + column, first + shift), (j, first)
     total = tile.zeros((BM, BN), "f32")
     for k in tile.range(0, depth, BK):
-        left = load_positions(a, i, start_a + k, turned_a, BM, BK)
-        total = total + tile.dot(left, tile.transpose(load_positions(b, j, start_b + k, turned_b, BN, BK)))
+        left = load_positions(a, row_a, start_a + k, turned_a, BM, BK)
+        total = total + tile.dot(left, tile.transpose(load_positions(b, row_b, start_b + k, turned_b, BN, BK)))
     tile.store(out[part, tap, i : i + BM, j : j + BN], total, edge="clip")
 
 
@@ -127,15 +133,16 @@ def check_shifted(sums, a, b, out, *, turned_a, turned_b, moves_a, shifts, image
     wrong = has_nonfinite(total)
     for tap in tile.range(t, tile.where(wrong, tile.minimum(t + BT, sums.shape[1]), t), 1):
         product = tile.zeros((B, B), "f32")
-        shift = find_shift(tap, shifts["taps"], shifts["steps"], shifts["lead"])
+        shift, column = find_shift(tap, shifts)
+        row_a, row_b = (i + column, j) if moves_a else (i, j + column)
         for line in tile.range(0, images * counts[0] * counts[1], 1):
             z, d, h = line // (counts[0] * counts[1]), line // counts[1] % counts[0], line % counts[1]
             start = ((z * pitches[0] + d) * pitches[1] + h) * pitches[2]
             for w in tile.range(0, counts[2], BK):
                 first, moved, inside = start + w, start + w + shift, (w + tile.arange(0, BK) < counts[2])[None, :]
                 start_a, start_b = (moved, first) if moves_a else (first, moved)
-                left = tile.where(inside, load_positions(a, i, start_a, turned_a, B, BK), 0.0)
-                right = tile.where(inside, load_positions(b, j, start_b, turned_b, B, BK), 0.0)
+                left = tile.where(inside, load_positions(a, row_a, start_a, turned_a, B, BK), 0.0)
+                right = tile.where(inside, load_positions(b, row_b, start_b, turned_b, B, BK), 0.0)
                 product = product + tile.dot(left, tile.transpose(right))
         total = tile.where((t + tile.arange(0, BT) == tap)[:, None, None], product[None, :, :], total)
     last = tile.alloc_shared((B, B, BT), "f32")  # read in the order of the stores
@@ -168,6 +175,21 @@ class PlacedOperand:
             return _place(lines, (*grid[:2], grid[2] * wide), (-1, wide))
         images = shape.reshape(x, shape=(batch * depth, 1, height, width, self.channels))
         return _place(images, (*grid[1:], wide), (-1, wide))
+
+    def place_phases(self, x: Tensor, batch: int, grid: tuple[int, ...], strides: tuple[int, ...]) -> Tensor:
+        """The image with its padding as [positions, phases · C'] of a grid: a phase has every n-th position."""
+        first, sizes = (1 if self.last else 2), [n * s for n, s in zip(grid, strides, strict=True)]
+        channels = round_up(self.channels, ALIGNMENT)
+        x = shape.reshape(x, shape=(batch, *self.sizes, -1) if self.last else (batch, -1, *self.sizes))
+        low = [0] * x.ndim
+        low[first : first + AXES] = self.low
+        x = shape.pad(x, low=tuple(low), high=(0,) * x.ndim, value=0) if any(low) else x
+        x = resize(x, (batch, *sizes, channels) if self.last else (batch, channels, *sizes))
+        apart = tuple(itertools.chain(*zip(grid, strides, strict=True)))
+        x = shape.reshape(x, shape=(batch, *apart, channels) if self.last else (batch, channels, *apart))
+        places, phases = (range(first + n, first + 2 * AXES, 2) for n in (0, 1))
+        x = shape.permute(x, axes=(0, *places, *phases, x.ndim - 1 if self.last else 1))
+        return shape.reshape(x, shape=(-1, math.prod(strides) * channels))
 
     @property
     def fits(self) -> bool:
@@ -202,7 +224,7 @@ def _place_turned(x: Tensor, sizes: tuple[int, ...]) -> Tensor:
 
 @dataclass(frozen=True)
 class WeightGradient:
-    """The gradient [1, O, C · taps] of the weights of windows that follow each other without steps."""
+    """The gradient [1, O, C · taps] of the weights of windows."""
 
     image: PlacedOperand
     gradient: PlacedOperand
@@ -222,6 +244,11 @@ class WeightGradient:
         return _along_axes(self.windows.taps)
 
     @property
+    def strides(self) -> tuple[int, ...]:
+        """The strides of the windows along three axes."""
+        return _along_axes(self.windows.strides)
+
+    @property
     def blocks(self) -> SummedBlocks:
         """The blocks of the product of a tap."""
         return choose_blocks(self.gradient.channels, self.image.channels)
@@ -229,9 +256,11 @@ class WeightGradient:
     def find_grid(self) -> tuple[int, ...]:
         """The planes, lines and places of an image with the zeros behind it, which take the least time."""
         image, counts = self.image, _along_axes(self.windows.counts)
-        least = [
-            max(n + max(a, b), m) for n, m, a, b in zip(image.sizes, counts, image.low, image.high, strict=True)
-        ]  # the zeros behind a line are before the next one, too
+        sides = [*zip(image.sizes, counts, image.low, image.high, self.strides, strict=True)]
+        if max(self.strides) > 1:
+            least = [ceil_divide(n + a + b, s) for n, _, a, b, s in sides]
+        else:  # the zeros behind a line are before the next one, too
+            least = [max(n + max(a, b), m) for n, m, a, b, _ in sides]
         if self.gradient.last:
             return tuple(least)
         more = itertools.product(range(ALIGNMENT), repeat=2)
@@ -249,10 +278,12 @@ class WeightGradient:
         """The seconds of the copies into a grid."""
         seconds = 2 * LAUNCH_SECONDS
         for each in (self.image, self.gradient):
-            elements = self.batch * each.channels * (math.prod(grid) + math.prod(each.sizes))
+            phases = math.prod(self.strides) if each is self.image else 1
+            elements = self.batch * each.channels * (phases * math.prod(grid) + math.prod(each.sizes))
             unit = ALIGNMENT if each.last else math.gcd(grid[2], each.sizes[2], ALIGNMENT)
-            turns = each is self.image and not each.last
-            seconds += 2 * elements / (TURN_RATE if turns else PLACE_RATES[unit])
+            rate = PLACE_RATES[unit] if each is self.gradient or each.last else TURN_RATE
+            rate = PHASES_RATE if phases > 1 else rate
+            seconds += 2 * elements / rate
         return seconds
 
     def _estimate_rounds(self, positions: int) -> float:
@@ -291,18 +322,29 @@ class WeightGradient:
         """The gradient of the weights, for both operands' values."""
         grid, blocks = self.find_grid(), self.blocks
         narrow = [x if x.dtype == self.narrow else basic.cast(x, dtype=self.narrow) for x in (image, gradient)]
-        image = self.image.place(narrow[0], self.batch, grid, True)
+        image = self._place_image(narrow[0], grid)
         gradient = self.gradient.place(narrow[1], self.batch, grid, False)
         sides, turned = (gradient, image), (self.gradient.last, True)
         if blocks.swapped:
             sides, turned = sides[::-1], turned[::-1]
-        steps = grid[1] * grid[2], grid[2], 1
-        gaps = tuple(a * b for a, b in zip(_along_axes(self.windows.dilations), steps, strict=True))
-        lead = sum(a * b for a, b in zip(self.image.low, steps, strict=True))
-        shifts = {"taps": self.taps, "steps": gaps, "lead": lead}
+        shifts = self._describe_shifts(grid)
         constants = {"turned_a": turned[0], "turned_b": turned[1], "moves_a": blocks.swapped, "shifts": shifts}
         sums = self._multiply(*sides, grid, constants)
         return shape.reshape(self._check(join_sums(sums), *sides, grid, constants), shape=self.result)
+
+    def _place_image(self, image: Tensor, grid: tuple[int, ...]) -> Tensor:
+        """The image in a grid, as [positions, C'] of each phase."""
+        if max(self.strides) == 1:
+            return self.image.place(image, self.batch, grid, True)
+        return self.image.place_phases(image, self.batch, grid, self.strides)
+
+    def _describe_shifts(self, grid: tuple[int, ...]) -> dict[str, Any]:
+        """The numbers of `find_shift`."""
+        steps = grid[1] * grid[2], grid[2], 1
+        # Phases have the zeros before a line in memory.
+        lead = sum(a * b for a, b in zip(self.image.low, steps, strict=True)) if max(self.strides) == 1 else 0
+        width, gaps = round_up(self.image.channels, ALIGNMENT), _along_axes(self.windows.dilations)
+        return {"taps": self.taps, "gaps": gaps, "strides": self.strides, "steps": steps, "lead": lead, "width": width}
 
     def _multiply(self, a: Tensor, b: Tensor, grid: tuple[int, ...], constants: dict[str, Any]) -> Tensor:
         """The sums [S, T, M, N] of the parts of the positions."""
@@ -338,7 +380,7 @@ def match_weight_gradient(uses: UseDef, node: Node) -> WeightGradient | None:
     (batch, groups, outputs, _), windows = product.result, product.windows
     kinds = {find_narrow_type(uses, v) for v in (windows.image, found.gradient)}
     narrow = kinds.pop()
-    if kinds or narrow is None or groups != 1 or max(windows.strides) > 1 or (batch > 1 and not found.whole):
+    if kinds or narrow is None or groups != 1 or (batch > 1 and not found.whole):
         return None
     image = _find_placed(uses, windows.image, get_shape(windows.image))
     gradient = _find_placed(uses, found.gradient, (batch, outputs, *windows.counts))

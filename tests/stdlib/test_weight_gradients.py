@@ -31,6 +31,10 @@ CASES = {
     "more channels than outputs": ((2, 256, 6, 6), (36, 256, 3, 3), {"padding": 1}),
     "several parts": ((2, 16, 24, 23), (16, 16, 3, 3), {"padding": 1}),
     "1-D": ((3, 24, 40), (32, 24, 3), {"padding": 1}),
+    "strides": ((2, 20, 10, 11), (24, 20, 3, 3), {"padding": 1, "stride": 2}),
+    "long strides": ((2, 16, 17, 15), (24, 16, 3, 2), {"padding": (0, 1), "stride": (2, 3)}),
+    "strides and gaps": ((2, 70, 14, 13), (140, 70, 3, 3), {"padding": 2, "stride": 2, "dilation": (1, 3)}),
+    "3-D strides": ((2, 16, 5, 6, 7), (20, 16, 3, 2, 3), {"padding": 1, "stride": (1, 2, 2)}),
     "3-D": ((2, 16, 5, 6, 7), (20, 16, 3, 2, 3), {"padding": (1, 0, 1)}),
 }
 
@@ -138,7 +142,7 @@ def test_many_parts_are_added_up_before_the_check(found, monkeypatch):
     assert_close(emulate(module, (x, w, g))[1], expect(x, w, g, named))
 
 
-@pytest.mark.parametrize("case", ["odd sizes", "several parts", "3-D"])
+@pytest.mark.parametrize("case", ["odd sizes", "several parts", "strides", "3-D"])
 def test_the_tile_interpreter_agrees(case, found):
     image, weights, named = CASES[case]
     x, w, g = draw(image, weights, named)
@@ -154,11 +158,11 @@ def test_an_older_gpu_multiplies_blocks_that_begin_anywhere(found):
     assert_close(got, expect(x, w, g, named))
 
 
-@pytest.mark.parametrize("padding", [0, 1])
+@pytest.mark.parametrize(("padding", "stride"), [(0, 1), (1, 1), (1, 2)])
 @pytest.mark.parametrize("swapped", [False, True])
-def test_special_values_reach_the_weights_that_meet_them_alone(padding, swapped, found):
+def test_special_values_reach_the_weights_that_meet_them_alone(padding, stride, swapped, found):
     outputs, channels = (150, 100) if swapped else (24, 20)
-    named = {"padding": padding}
+    named = {"padding": padding, "stride": stride}
     x, w, g = draw((3, channels, 9, 11), (outputs, channels, 3, 3), named)
     x[0, 0, 0, 0], x[1, 3, -1, -1], x[2, 4, 4, 5] = np.inf, -np.inf, np.nan
     g[1, 2, 0, 3], g[0, 5, 2, 2] = np.inf, np.nan
@@ -191,7 +195,6 @@ def test_pytorch_reaches_it(found):
 
 @pytest.mark.parametrize(("image", "weights", "named", "dtype"), [
     ((2, 20, 9, 9), (24, 10, 3, 3), {"groups": 2}, np.float16),
-    ((2, 20, 9, 9), (24, 20, 3, 3), {"stride": 2}, np.float16),
     ((2, 20, 9, 9), (24, 20, 3, 3), {}, np.float32),
 ])  # fmt: skip
 def test_other_gradients_stay(image, weights, named, dtype, found):
