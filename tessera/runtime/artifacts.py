@@ -14,7 +14,7 @@ from tessera.codegen.artifact import (
     Artifact,
     describe_size,
 )
-from tessera.codegen.contract import emit_artifact, get_backend
+from tessera.codegen.contract import emit_artifact, get_backend, select_architecture
 from tessera.core.device import find_generator_name
 from tessera.core.errors import (
     ArgumentError,
@@ -76,7 +76,8 @@ def build(
 
     def make(variant: Any = None) -> PreparedProgram:
         given = CallArguments(args, named)
-        return prepare(entry, given, name, grid, group, tune, options, dynamic=dynamic, variant=variant)
+        lowered_for = select_architecture(name, arch)
+        return prepare(entry, given, lowered_for, grid, group, tune, options, dynamic=dynamic, variant=variant)
 
     if not dynamic and not variants:
         return build_program(make(), out, name, weights, options)

@@ -24,6 +24,7 @@ from tessera.codegen.artifact import (
     hash_content,
     parse_manifest,
 )
+from tessera.codegen.contract import select_architecture
 from tessera.core.device import INTERP, default_device, find_generator_name
 from tessera.core.errors import (
     ArgumentError,
@@ -211,7 +212,8 @@ def bundle(
     for target in dict.fromkeys(map(find_generator_name, chosen)):
         options = {"arch": arch} if arch else {}
         for label, given in _list_calls(entry, args, named, batch_sizes, weights, dynamic):
-            program = prepare(entry, CallArguments(*given), target, grid, group, tune, options, dynamic=dynamic)
+            lowered_for = select_architecture(target, arch)
+            program = prepare(entry, CallArguments(*given), lowered_for, grid, group, tune, options, dynamic=dynamic)
             name = "-".join(filter(None, (target.replace(":", "-"), label)))
             one = Bundle(program.name, {name: emit_program(program, target, weights, options)})
             made = one if made is None else made.join(one)

@@ -74,29 +74,31 @@ def split_channels(x, parts, *, order, channels, BC, BP):
 
 
 @kernel
-def multiply_windows(weights, image, out, *, parts, pieces, taps, steps, channels, depth, BM, BN, BK):
-    """out [S · pieces, Z, O, P] = the sum over parts, taps and a piece of the channels of weights
-    [G, O, S · parts · taps · depth] times image [Z, P, S · parts · channels], shifted by `steps` for each tap, on the
-    grid (S · pieces · Z, blocks of O, blocks of P).
+def multiply_windows(weights, image, out, *, parts, pieces, cuts, taps, steps, channels, depth, BM, BN, BK):
+    """out [S · pieces · cuts, Z, O, P] = the sum over parts, a piece of the channels and a cut of the rows of taps of
+    weights [G, O, S · parts · taps · depth] times image [Z, P, S · parts · channels], shifted by `steps` for each tap,
+    on the grid (S · pieces · cuts · Z, blocks of O, blocks of P).
 
     `depth` is the number of channels rounded up to a multiple of BK · pieces; weights after the channels are 0.
     """
     z, o, p = tile.program_id(0) % out.shape[1], tile.program_id(1) * BM, tile.program_id(2) * BN
     group, chunk = z % weights.shape[0], tile.program_id(0) // out.shape[1]
+    above, chunk = chunk % cuts * (taps[1] // cuts), chunk // cuts
     first, piece = chunk // pieces * parts, chunk % pieces * (depth // pieces)
     total = tile.zeros((BM, BN), "f32")
     for part in tile.range(0, parts, 1):
         for i in tile.range(0, taps[0], 1):
-            for j in tile.range(0, taps[1], 1):
+            for j in tile.range(0, taps[1] // cuts, 1):
                 for k in tile.range(0, taps[2], 1):
                     for c in tile.range(0, depth // pieces, BK):
-                        tap = (((first + part) * taps[0] + i) * taps[1] + j) * taps[2] + k
+                        tap = (((first + part) * taps[0] + i) * taps[1] + above + j) * taps[2] + k
                         deep, place = tap * depth + piece + c, (first + part) * channels + piece + c
-                        start = p + i * steps[0] + j * steps[1] + k * steps[2]
+                        start = p + i * steps[0] + (above + j) * steps[1] + k * steps[2]
                         left = tile.load(weights[group, o : o + BM, deep : deep + BK], edge="clip")
                         right = tile.load(image[z, start : start + BN, place : place + BK], edge="clip")
                         total = total + tile.dot(left, tile.transpose(right))
-    tile.store(out[chunk, z, o : o + BM, p : p + BN], tile.cast(total, out.dtype), edge="clip")
+    whole = tile.program_id(0) // out.shape[1]
+    tile.store(out[whole, z, o : o + BM, p : p + BN], tile.cast(total, out.dtype), edge="clip")
 
 
 @kernel
@@ -254,7 +256,7 @@ class PositionConvolution:
         joined = int(weights.shape[0]) == 1 and self._wastes_positions(image)
         if joined:
             parts = _join_images(parts)
-        sums = self._launch(parts, left, number, pieces, channels, dtype)
+        sums = self._launch(parts, left, number, (pieces, 1), channels, dtype)
         return self._check(sums, weights, image, joined)
 
     def _compute_narrow(self, image: Tensor, weights: Tensor, channels: int, dtype: DType) -> Tensor:
@@ -262,10 +264,10 @@ class PositionConvolution:
         moved, (count, outputs) = _move_channels(image, (), channels), (int(image.shape[0]), int(weights.shape[1]))
         joined = int(weights.shape[0]) == 1 and self._wastes_positions(image)
         moved = _join_images(moved) if joined else moved
-        pieces = self._choose_pieces((int(moved.shape[0]), outputs, int(moved.shape[1])), channels)
-        left = self._order_taps(weights, round_up(channels, DEPTH * pieces))
+        division = self._choose_division((int(moved.shape[0]), outputs, int(moved.shape[1])), channels)
+        left, pieces = self._order_taps(weights, round_up(channels, DEPTH * division[0])), math.prod(division)
         checked = self.has_missing_taps
-        sums = self._launch(moved, left, 1, pieces, channels, f32 if pieces > 1 or checked else dtype)
+        sums = self._launch(moved, left, 1, division, channels, f32 if pieces > 1 or checked else dtype)
         if checked:
             return basic.cast(self._check(sums, weights, image, joined), dtype=dtype)
         lead = (outputs, count) if joined else (count, outputs)
@@ -273,17 +275,18 @@ class PositionConvolution:
         found = basic.cast(reduce.sum(parts, axis=(0,)), dtype=dtype) if pieces > 1 else shape.squeeze(parts, axis=0)
         return shape.permute(found, axes=(1, 0, *range(2, found.ndim))) if joined else found
 
-    def _choose_pieces(self, results: tuple[int, int, int], channels: int) -> int:
-        """The pieces of the channels that take the least time: those that run at once, and the sum of their results
-        [Z, O, P]."""
+    def _choose_division(self, results: tuple[int, int, int], channels: int) -> tuple[int, int]:
+        """The pieces of the channels and the cuts of the rows of taps that take the least time: those that run at once,
+        and the sum of their results [Z, O, P]."""
         (count, outputs, positions), blocks = results, ceil_divide(channels, DEPTH)
         rows = 64 if outputs <= 64 else 128
         programs = count * ceil_divide(outputs, rows) * ceil_divide(positions, 128)
         step = 2 * rows * 128 * DEPTH * math.prod(self.taps) / (BF16_RATE / BUSY_PROGRAMS)
-        times = {
-            n: step * ceil_divide(blocks, n) + (0 if n == 1 else 8 * n * math.prod(results) / MEMORY_RATE)
-            for n in range(1, max(1, min(blocks, BUSY_PROGRAMS // programs)) + 1)
-        }
+        most, times = max(1, BUSY_PROGRAMS // programs), dict[tuple[int, int], float]()
+        for cuts in (n for n in range(1, self.taps[1] + 1) if self.taps[1] % n == 0 and n <= most):
+            for pieces in range(1, min(blocks, most // cuts) + 1):
+                added = 8 * pieces * cuts * math.prod(results) / MEMORY_RATE if pieces * cuts > 1 else 0
+                times[pieces, cuts] = step * ceil_divide(blocks, pieces) / cuts + added
         return min(times, key=times.__getitem__)
 
     def _wastes_positions(self, image: Tensor) -> bool:
@@ -331,19 +334,22 @@ class PositionConvolution:
         parts = shape.reshape(shape.permute(parts, axes=(0, 2, 1, 3)), shape=(groups, outputs, taps, -1))
         return shape.reshape(resize(parts, (groups, outputs, taps, depth)), shape=(groups, outputs, taps * depth))
 
-    def _launch(self, image: Tensor, weights: Tensor, parts: int, pieces: int, channels: int, dtype: DType) -> Tensor:
-        """The sums [S · pieces, Z, O, P]: over all parts, or over some of them where the results are few."""
+    def _launch(
+        self, image: Tensor, weights: Tensor, parts: int, division: tuple[int, int], channels: int, dtype: DType
+    ) -> Tensor:
+        """The sums [S · pieces · cuts, Z, O, P]: over all parts, or over some of them where the results are few."""
+        (pieces, cuts), total = division, math.prod(division)
         count, positions, outputs = int(image.shape[0]), int(image.shape[1]), int(weights.shape[1])
         rows = 64 if outputs <= 64 else 128
         lines = count * ceil_divide(outputs, rows)
         columns = 256 if lines * ceil_divide(positions, 256) >= BUSY_PROGRAMS else 128
-        programs = pieces * lines * ceil_divide(positions, columns)
+        programs = total * lines * ceil_divide(positions, columns)
         chunks = max(n for n in range(1, parts + 1) if parts % n == 0 and (n == 1 or n * programs <= BUSY_PROGRAMS))
-        memory = OutputMemory(TensorType((chunks * pieces, count, outputs, positions), dtype))
+        memory = OutputMemory(TensorType((chunks * total, count, outputs, positions), dtype))
         depth = int(weights.shape[2]) // (parts * math.prod(self.taps))
-        constants = {"parts": parts // chunks, "pieces": pieces, "taps": self.taps, "steps": self.steps}
+        constants = {"parts": parts // chunks, "pieces": pieces, "cuts": cuts, "taps": self.taps, "steps": self.steps}
         blocks = {"channels": channels, "depth": depth, "BM": rows, "BN": columns, "BK": DEPTH}
-        grid = chunks * pieces * count, ceil_divide(outputs, rows), ceil_divide(positions, columns)
+        grid = chunks * total * count, ceil_divide(outputs, rows), ceil_divide(positions, columns)
         return launch(multiply_windows, grid, weights, image, memory, **constants, **blocks)
 
     def _check(self, sums: Tensor, weights: Tensor, image: Tensor, joined: bool) -> Tensor:

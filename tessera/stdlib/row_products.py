@@ -38,9 +38,10 @@ MAPPED_UNIT = 16  # bytes of which rows are multiples that tensor maps load
 def multiply_rows(a, b, out, *, depth, BM, BN, BK):
     """out [S, Z, M, N] = for each s the product over the elements s · depth to (s + 1) · depth of the contraction.
 
-    On the grid (S, Z, blocks of N), for a [Z, M, K] of at most BM rows, and b [Z or 1, K, N].
+    On the grid (blocks of N, Z, S), for a [Z, M, K] of at most BM rows, and b [Z or 1, K, N]: programs that run side by
+    side read whole rows of b, which lie side by side in memory.
     """
-    chunk, z, j = tile.program_id(0), tile.program_id(1), tile.program_id(2) * BN
+    j, z, chunk = tile.program_id(0) * BN, tile.program_id(1), tile.program_id(2)
     first, zb = chunk * depth, z % b.shape[0]
     total = tile.zeros((BM, BK, BN), "f32")
     for k in tile.range(first, tile.minimum(first + depth, b.shape[1]), BK):
@@ -52,7 +53,7 @@ def multiply_rows(a, b, out, *, depth, BM, BN, BK):
 
 @kernel
 def multiply_turned_rows(a, b, out, *, depth, BM, BN, BK):
-    """As `multiply_rows` for b [Z or 1, N, K]."""
+    """As `multiply_rows` for b [Z or 1, N, K], on the grid (S, Z, blocks of N)."""
     chunk, z, j = tile.program_id(0), tile.program_id(1), tile.program_id(2) * BN
     first, zb = chunk * depth, z % b.shape[0]
     total = tile.zeros((BM, BN, BK), "f32")
@@ -99,6 +100,7 @@ class RowProduct:
         a, b = shape.reshape(a, shape=(batch, m, k)), shape.reshape(b, shape=self.matrix.folded)
         multiply = multiply_turned_rows if self.matrix.turned else multiply_rows
         grid, blocks = (parts, batch, ceil_divide(n, wide)), {"BM": rows, "BN": wide, "BK": deep}
+        grid = grid if self.matrix.turned else grid[::-1]
         sums = launch(multiply, grid, a, b, memory, depth=self.depth, **blocks)
         if parts > 1:
             sums = basic.cast(reduce.sum(sums, axis=(0,), keepdims=False), dtype=self.dtype)

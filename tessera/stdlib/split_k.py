@@ -21,7 +21,7 @@ from tessera.ir.core import Value
 from tessera.ir.rewrite import UseDef
 from tessera.ir.tensor import Tensor
 from tessera.lower.indexing_maps import get_tensor_type
-from tessera.lower.lowering_plan import LoweringPlan
+from tessera.lower.lowering_plan import BLOCK_RATES, LoweringPlan, estimate_waves
 from tessera.ops.tensor import basic, contractions, reduce, shape
 from tessera.stdlib.gemm import zero_accumulator
 from tessera.stdlib.operand_copies import OperandCopy, put_side_by_side
@@ -46,7 +46,7 @@ LEAST_ELEMENTS = 1 << 20  # of the right operand, for the launch that adds up to
 LONG_DEPTH = 2048  # contractions that are cut where rows are many
 WAVE_ROWS = 128  # rows from which on programs compute whole blocks
 MOST_PARTS, WAVE_GAIN = 8, 0.9  # of a product of many blocks; what its time must fall to
-WHOLE_BLOCK, SMALL_BLOCK_RATE = 128 * 256, 0.85  # elements of a block, and the rate of smaller ones
+SMALL_BLOCK_RATE = 0.85  # of blocks of 128 x 128
 FEW_COLUMNS_RATE = 0.6  # the rate of blocks of few columns
 UNMAPPED_RATE = 110e12  # operations a second of 16-bit products without tensor maps, on a GPU that they fill
 COPY_RATE = 2e12  # bytes a second that copies of operands read and write
@@ -243,11 +243,12 @@ def _find_narrow_operand(uses: UseDef, side: ProductOperand) -> ProductOperand |
 
 def _fill_waves(product: ChunkedProduct) -> ChunkedProduct | None:
     """The product in so many parts that the last wave of programs leaves less of a GPU idle, where that pays."""
-    (_, _, k, n), shapes = product.sizes, ((COLUMNS, product.rows), (MORE_COLUMNS, product.rows))
+    _, _, k, n = product.sizes
     if k < LONG_DEPTH or n < COLUMNS or k * n < LEAST_ELEMENTS:
         return None
-    whole = min(_estimate_seconds(product.sizes, rows, columns, 1) for columns, rows in (*shapes, (MORE_COLUMNS, 64)))
-    tried = [(c, columns) for c in range(2, min(MOST_PARTS, k // LEAST_DEPTH) + 1) for columns, _ in shapes]
+    whole = min(_estimate_seconds(product.sizes, *block, 1) for block in BLOCK_RATES)
+    widths = (COLUMNS, MORE_COLUMNS)
+    tried = [(c, columns) for c in range(2, min(MOST_PARTS, k // LEAST_DEPTH) + 1) for columns in widths]
     times = {(c, columns): _estimate_seconds(product.sizes, product.rows, columns, c) for c, columns in tried}
     chunks, columns = min(times, key=times.__getitem__)
     return replace(product, chunks=chunks, columns=columns) if times[chunks, columns] < WAVE_GAIN * whole else None
@@ -256,10 +257,9 @@ def _fill_waves(product: ChunkedProduct) -> ChunkedProduct | None:
 def _estimate_seconds(sizes: tuple[int, int, int, int], rows: int, columns: int, chunks: int) -> float:
     """The time of a product in parts: waves of programs, and the launch that adds the parts up."""
     batch, m, k, n = sizes
-    programs = batch * ceil_divide(m, rows) * ceil_divide(n, columns) * chunks
-    rate = BF16_RATE / BUSY_PROGRAMS * (1.0 if rows * columns >= WHOLE_BLOCK else SMALL_BLOCK_RATE)
     added = 8 * chunks * batch * m * n / MEMORY_RATE + COPY_SECONDS if chunks > 1 else 0.0
-    return ceil_divide(programs, BUSY_PROGRAMS) * 2 * rows * columns * ceil_divide(k, chunks) / rate + added
+    steps = estimate_waves((batch * chunks, m, ceil_divide(k, chunks), n), (rows, columns), BUSY_PROGRAMS)
+    return 2 * steps * BUSY_PROGRAMS / BF16_RATE + added
 
 
 def _chunk_scalars(

@@ -189,13 +189,14 @@ def test_long_products_by_multiply_add():
 
 
 def test_parts_that_fill_the_last_wave_of_programs():
-    assert match(3072, 8192, 768) == match(768, 8192, 3072) == (128, 3)  # 72 blocks of 128 x 256 on 132 processors
+    assert match(4608, 32768, 256) == (128, 7)  # 36 blocks of 128 x 256 on 132 processors
+    assert match(3072, 8192, 768) is match(768, 8192, 3072) is None  # 120 blocks of 128 x 160
     assert match(768, 8192, 768) == (128, 3) and match(2304, 8192, 768) is None
     assert match(768, 8192, 768, function=lambda a, b: a @ (b * 2)) == (
         128,
         3,
     )  # an operand of 16 bits is written first
-    assert match(8192, 50304, 768) == (128, 2) and match(8192, 768, 50304) is None
+    assert match(8192, 50304, 768) is match(8192, 768, 50304) is None
 
 
 def test_products_of_casts_are_those_of_what_was_cast(monkeypatch):

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from functools import cached_property
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -135,8 +134,8 @@ def _check_shared_bytes(name: str, entry: KernelEntry, arch: str, loc: Any) -> N
 # Blocks of products as warp groups take them; rows of reductions in registers; as many programs as keep a GPU busy.
 PLAN = LoweringPlan(
     stack_views=False,
-    m=128, n=256, busy_n=128, warpgroup_rows=64, processors=132, k=64, whole_k=63, multiple=128, rows=4096,
-    row_limit=32768, row_tile=8192, row_warps=8,
+    m=128, n=256, busy_n=128, warpgroup_rows=64, processors=132, wave_blocks=True, k=64, whole_k=63, multiple=128,
+    rows=4096, row_limit=32768, row_tile=8192, row_warps=8,
     pointwise=1024, pointwise_bytes=8192, lanes=32, result_lanes=1024, power_of_two_tiles=True, peel=True,
     collapse=True, programs=96,
     flash_m=64, flash_n=64, flash_deep=128, tensor_cores=True, vector_products=1, vector_results=512,
@@ -154,6 +153,21 @@ OPTION_NAMES = ("arch", "debug", "schedule")
 MAX_COOPERATIVE_GROUPS = (
     132 * 32
 )  # groups that the largest GPU so far runs at once, if they are small: it says how many when loaded
+CAPABILITIES = {
+    arch: Capabilities(
+        16,
+        tuple(PTX_TYPES),
+        block_bytes=BLOCK_BYTES,
+        meeting=MAX_COOPERATIVE_GROUPS,
+        lockstep=WARP_THREADS,
+        symbolic=True,
+        prefers_static=True,
+        plan=PLAN if arch == "sm_90a" else replace(PLAN, wave_blocks=False),
+        donation=True,
+        plan_choices=PLAN_CHOICES,
+    )
+    for arch in ISA_VERSIONS
+}
 
 
 @dataclass(frozen=True)
@@ -172,21 +186,10 @@ class PtxGenerator:
         """
         return PtxGenerator(_check_arch(options))
 
-    @cached_property
+    @property
     def capabilities(self) -> Capabilities:
-        """What a GPU of compute capability 8.0 or more can do."""
-        return Capabilities(
-            16,
-            tuple(PTX_TYPES),
-            block_bytes=BLOCK_BYTES,
-            meeting=MAX_COOPERATIVE_GROUPS,
-            lockstep=WARP_THREADS,
-            symbolic=True,
-            prefers_static=True,
-            plan=PLAN,
-            donation=True,
-            plan_choices=PLAN_CHOICES,
-        )
+        """What a GPU of compute capability 8.0 or more can do, with the tiles for the architecture."""
+        return CAPABILITIES[self.arch or choose_default_arch()]
 
     def emit(self, module: Module, options: Mapping[str, Any]) -> Artifact:
         """The PTX text of a Tile module, or of one that has been through `passes`.

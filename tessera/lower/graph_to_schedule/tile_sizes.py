@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import cast
 
 from tessera.core.symbolic_dim import Dim, Size, estimate_size, find_size_limit, round_up
-from tessera.core.types import bool_
+from tessera.core.types import bf16, bool_, f16
 from tessera.ir.core import Attrs, Block, Node, Value
 from tessera.lower.indexing_maps import (
     BodyIndexing,
@@ -18,7 +18,7 @@ from tessera.lower.indexing_maps import (
     analyse_body,
     get_tensor_type,
 )
-from tessera.lower.lowering_plan import LEAST_LANES, NARROW_LANES, LoweringPlan
+from tessera.lower.lowering_plan import BLOCK_RATES, LEAST_LANES, NARROW_LANES, LoweringPlan, estimate_waves
 from tessera.ops.dialects import schedule
 from tessera.ops.tensor import elementwise
 
@@ -225,6 +225,8 @@ SMALL_PRODUCT = 1 << 20  # multiply-adds, fewer of which take less time than to 
 # Blocks of a product grow to so many rows while they and their results have at most so many bytes, and so many
 # programs are left for each that is wanted.
 MAX_BLOCK_ROWS, MAX_BLOCK_BYTES, BLOCKS_OF_A_PROGRAM = 1024, 1 << 19, 4
+COPY_ALIGNMENT = 16  # bytes that divide a row of memory which tensor maps load
+WAVE_GAIN = 0.95  # of the time of waves, from which on it is the measure of blocks
 MAX_EPILOGUE_DEPTH = 4096  # of a contraction beside which what follows takes time: measured, equal at about 6,000
 
 
@@ -247,6 +249,7 @@ def _tile_matmul(tiling: TileSizeSearch, node: Node) -> None:
             _balance_packing(tiling, m, n, plan.product_pack * narrow, narrow > 1)
     else:
         tiling.shrink([(m, MIN_TILE_M), (n, MIN_TILE_N)])
+        _balance_waves(tiling, node, m, n)
         _pad_rows(tiling, node, m, n)
 
 
@@ -269,6 +272,45 @@ def _heighten_blocks(tiling: TileSizeSearch, product: Node, m: Sequence[int], n:
                 return
         rows //= 2
     tiling.tile = before
+
+
+def _balance_waves(tiling: TileSizeSearch, product: Node, m: Sequence[int], n: Sequence[int]) -> None:
+    """Blocks whose waves of programs take the least time, where that is less by far.
+
+    Of products that copies feed, whose columns need not be a power of two, and that little follows.
+    """
+    plan, k = tiling.plan, product.attrs["dim"]
+    if plan.processors is None or not plan.wave_blocks or not _feeds_by_copies(tiling, product, m, n):
+        return
+    if _has_costly_epilogue(tiling, product, m, n):
+        return
+    outer = math.prod(tiling.extents[d] for d in tiling.parallel() if d not in (*m, *n))
+    sizes = outer, tiling.extents[m[0]], tiling.extents[k], tiling.extents[n[0]]
+    held = estimate_waves(sizes, (tiling.tile[m[0]], tiling.tile[n[0]]), plan.processors)
+    blocks = [(rows, columns) for rows, columns in BLOCK_RATES if rows <= plan.m and columns <= plan.n]
+    found = {block: estimate_waves(sizes, block, plan.processors) for block in blocks}
+    best = min(found, key=found.__getitem__, default=(0, 0))
+    if found.get(best, held) < WAVE_GAIN * held:
+        tiling.tile[m[0]], tiling.tile[n[0]] = best
+
+
+def _feeds_by_copies(tiling: TileSizeSearch, product: Node, m: Sequence[int], n: Sequence[int]) -> bool:
+    """Whether tensor maps load both operands of a product of 16-bit matrices."""
+    made = {v: node for node in tiling.block.nodes for v in node.results}
+    sides = (*m, *n)
+    if len(m) != 1 or len(n) != 1 or not all(map(tiling.is_static, (*sides, product.attrs["dim"]))):
+        return False
+    if not set(sides) <= set(tiling.parallel()):
+        return False
+    for v in product.args:
+        node = made.get(v)
+        if node is None or node.op is not schedule.load:
+            return False
+        type = node.args[0].type
+        row = int(type.shape[-1]) * type.dtype.bits // 8  # type: ignore[union-attr]
+        if type.dtype not in (f16, bf16) or row % COPY_ALIGNMENT:  # type: ignore[union-attr]
+            return False
+    return True
 
 
 def _pad_rows(tiling: TileSizeSearch, product: Node, m: Sequence[int], n: Sequence[int]) -> None:
