@@ -354,7 +354,7 @@ def _(node: Node, uses: UseDef, plan: LoweringPlan) -> LibraryLowering | None:
     if not plan.tensor_cores:
         deep = match_deep_product(uses, node.args[0], node.args[1], out, plan) if plan.product_pack else None
         return None if deep is None else LibraryLowering((deep.left.source, deep.right.source), deep.compute)
-    if plain and (shifted := match_weight_gradient(uses, node)) is not None:
+    if plain and (shifted := match_weight_gradient(uses, node, plan)) is not None:
         return LibraryLowering(shifted.operands, shifted.compute)
     if plain and (gathered := match_gathered(uses, *node.args)) is not None:
         return LibraryLowering((gathered.product.windows.image, gathered.product.weights), gathered.compute)
@@ -387,7 +387,7 @@ def _(node: Node, uses: UseDef, plan: LoweringPlan) -> LibraryLowering | None:
     found = match_window_gradient(uses, node) if plan.indirect_windows else None
     if found is not None:
         return LibraryLowering(found.operands, found.compute)
-    shifted = match_weight_gradient(uses, node) if plan.tensor_cores else None
+    shifted = match_weight_gradient(uses, node, plan) if plan.tensor_cores else None
     if shifted is not None:
         return LibraryLowering(shifted.operands, shifted.compute)
     summed = match_summed_product(uses, node) if plan.tensor_cores else None

@@ -29,6 +29,7 @@ from tessera.ir.core import Node, Value
 from tessera.ir.rewrite import UseDef
 from tessera.ir.tensor import Tensor
 from tessera.lower.indexing_maps import get_shape, get_tensor_type
+from tessera.lower.lowering_plan import BLOCK_RATES, LoweringPlan
 from tessera.ops.tensor import basic, shape
 from tessera.stdlib.convolution import StackedWindows, resize
 from tessera.stdlib.indirect_gradients import match_window_gradient
@@ -42,7 +43,6 @@ from tessera.stdlib.split_products import (
     has_nonfinite,
     join_sums,
 )
-from tessera.stdlib.summed_products import LOADS_RATE, SummedBlocks, choose_blocks
 
 # mypy: disable-error-code="operator, attr-defined, index"
 
@@ -51,6 +51,10 @@ ROUND = 64  # positions that a round contracts
 PLACED_ELEMENTS, PLACED_COLUMNS = 2048, 256  # of the block that a program places in a grid
 CHECKED, CHECKED_TAPS, CHECKED_POSITIONS = 16, 16, 16  # of the block of results that a program checks, and of a round
 TURNED_CHANNELS, TURNED_ELEMENTS = 64, 4096  # of the block whose channels become columns
+# The rates of products by blocks; those of small ones are estimates. Two of these share a multiprocessor.
+RATES = {**BLOCK_RATES, (64, 128): 0.75, (128, 64): 0.6, (64, 64): 0.5}
+EVEN_BLOCKS = [block for block in RATES if block[1] & (block[1] - 1) == 0]
+SHARED_BLOCK = 64 * 128
 PROGRAM_SECONDS = 3e-6  # of a product's first loads, and of its stores
 MOST_PARTS, LEAST_ROUNDS = 64, 4  # of the positions; of the rounds of a part
 # Bytes a second at which elements are placed in a grid, by the elements that a thread moves at once.
@@ -223,6 +227,30 @@ def _place_turned(x: Tensor, sizes: tuple[int, ...]) -> Tensor:
 
 
 @dataclass(frozen=True)
+class TapProducts:
+    """How the products of all taps are computed: in blocks, as [C, O] if `swapped`, and in parts of the positions."""
+
+    rows: int
+    columns: int
+    swapped: bool
+    parts: int
+
+    def count_programs(self, taps: int, outputs: int, channels: int) -> int:
+        """The blocks of all taps and parts."""
+        m, n = (channels, outputs) if self.swapped else (outputs, channels)
+        return self.parts * taps * ceil_divide(m, self.rows) * ceil_divide(n, self.columns)
+
+    def estimate_seconds(self, taps: int, outputs: int, channels: int, positions: int) -> float:
+        """The seconds of the waves of programs, and of adding up the sums of parts."""
+        elements, depth = self.rows * self.columns, round_up(ceil_divide(positions, self.parts), ROUND)
+        programs, together = self.count_programs(taps, outputs, channels), 2 if elements <= SHARED_BLOCK else 1
+        multiplied = 2 * ceil_divide(programs, BUSY_PROGRAMS) * elements * depth * BUSY_PROGRAMS / BF16_RATE
+        begun = ceil_divide(programs, together * BUSY_PROGRAMS) * PROGRAM_SECONDS
+        added = 8 * self.parts * taps * outputs * channels / MEMORY_RATE
+        return multiplied / RATES[self.rows, self.columns] + begun + added
+
+
+@dataclass(frozen=True)
 class WeightGradient:
     """The gradient [1, O, C · taps] of the weights of windows."""
 
@@ -232,6 +260,7 @@ class WeightGradient:
     batch: int
     narrow: DType
     result: tuple[int, ...]
+    any_columns: bool = False  # whether blocks have numbers of columns that are no powers of two
 
     @property
     def operands(self) -> tuple[Value, Value]:
@@ -247,11 +276,6 @@ class WeightGradient:
     def strides(self) -> tuple[int, ...]:
         """The strides of the windows along three axes."""
         return _along_axes(self.windows.strides)
-
-    @property
-    def blocks(self) -> SummedBlocks:
-        """The blocks of the product of a tap."""
-        return choose_blocks(self.gradient.channels, self.image.channels)
 
     def find_grid(self) -> tuple[int, ...]:
         """The planes, lines and places of an image with the zeros behind it, which take the least time."""
@@ -270,9 +294,8 @@ class WeightGradient:
 
     def _estimate_grid(self, grid: tuple[int, ...]) -> float:
         """The seconds of the copies into a grid, and of the products over its positions if they fill the GPU."""
-        positions = self.batch * math.prod(grid)
-        programs = math.prod(self.blocks.grid) * math.prod(self.taps)
-        return self._estimate_copies(grid) + self._estimate_rounds(positions) * programs / BUSY_PROGRAMS
+        products = 2 * self.batch * math.prod(grid) * math.prod(self.taps) * self.gradient.channels
+        return self._estimate_copies(grid) + products * self.image.channels / BF16_RATE
 
     def _estimate_copies(self, grid: tuple[int, ...]) -> float:
         """The seconds of the copies into a grid."""
@@ -286,30 +309,21 @@ class WeightGradient:
             seconds += 2 * elements / rate
         return seconds
 
-    def _estimate_rounds(self, positions: int) -> float:
-        """The seconds of a program over so many positions: what it multiplies, or loads from the L2 cache."""
-        rows, columns = self.blocks.rows, self.blocks.columns
-        step = max(rows * columns, (rows + columns) * LOADS_RATE) * 2 * ROUND / (BF16_RATE / BUSY_PROGRAMS)
-        return ceil_divide(positions, ROUND) * step
-
-    def _estimate_products(self, positions: int, parts: int) -> float:
-        """The seconds of all products, cut into parts, and of adding up their sums."""
-        taps, together = math.prod(self.taps), 2 if self.blocks.rows == 64 else 1  # on a multiprocessor
-        waves = ceil_divide(parts * math.prod(self.blocks.grid) * taps, together * BUSY_PROGRAMS)
-        each = together * self._estimate_rounds(ceil_divide(positions, parts)) + PROGRAM_SECONDS
-        moved = 8 * parts * taps * self.gradient.channels * self.image.channels
-        return waves * each + moved / MEMORY_RATE + 2 * LAUNCH_SECONDS
-
-    def choose_parts(self, positions: int) -> int:
-        """The parts of the positions that take the least time."""
+    def choose_products(self, grid: tuple[int, ...]) -> TapProducts:
+        """The blocks and parts that take the least time."""
+        positions, blocks = self.batch * math.prod(grid), list(RATES) if self.any_columns else [*EVEN_BLOCKS]
         most = max(1, min(MOST_PARTS, positions // (ROUND * LEAST_ROUNDS)))
-        return min(range(1, most + 1), key=lambda parts: self._estimate_products(positions, parts))
+        tried = itertools.product(blocks, (False, True), range(1, most + 1))
+        sizes = math.prod(self.taps), self.gradient.channels, self.image.channels, positions
+        ways = [TapProducts(*block, swapped, parts) for block, swapped, parts in tried]
+        return min(ways, key=lambda way: way.estimate_seconds(*sizes))
 
     def estimate_seconds(self) -> float:
         """The seconds of all launches."""
         grid = self.find_grid()
-        positions = self.batch * math.prod(grid)
-        return self._estimate_copies(grid) + self._estimate_products(positions, self.choose_parts(positions))
+        sizes = math.prod(self.taps), self.gradient.channels, self.image.channels, self.batch * math.prod(grid)
+        products = self.choose_products(grid).estimate_seconds(*sizes)
+        return self._estimate_copies(grid) + products + 2 * LAUNCH_SECONDS
 
     def estimate_stacked(self) -> float:
         """The seconds of a product with windows in memory."""
@@ -320,16 +334,17 @@ class WeightGradient:
 
     def compute(self, image: Tensor, gradient: Tensor) -> Tensor:
         """The gradient of the weights, for both operands' values."""
-        grid, blocks = self.find_grid(), self.blocks
+        grid = self.find_grid()
+        way = self.choose_products(grid)
         narrow = [x if x.dtype == self.narrow else basic.cast(x, dtype=self.narrow) for x in (image, gradient)]
         image = self._place_image(narrow[0], grid)
         gradient = self.gradient.place(narrow[1], self.batch, grid, False)
         sides, turned = (gradient, image), (self.gradient.last, True)
-        if blocks.swapped:
+        if way.swapped:
             sides, turned = sides[::-1], turned[::-1]
         shifts = self._describe_shifts(grid)
-        constants = {"turned_a": turned[0], "turned_b": turned[1], "moves_a": blocks.swapped, "shifts": shifts}
-        sums = self._multiply(*sides, grid, constants)
+        constants = {"turned_a": turned[0], "turned_b": turned[1], "moves_a": way.swapped, "shifts": shifts}
+        sums = self._multiply(*sides, grid, way, constants)
         return shape.reshape(self._check(join_sums(sums), *sides, grid, constants), shape=self.result)
 
     def _place_image(self, image: Tensor, grid: tuple[int, ...]) -> Tensor:
@@ -346,14 +361,18 @@ class WeightGradient:
         width, gaps = round_up(self.image.channels, ALIGNMENT), _along_axes(self.windows.dilations)
         return {"taps": self.taps, "gaps": gaps, "strides": self.strides, "steps": steps, "lead": lead, "width": width}
 
-    def _multiply(self, a: Tensor, b: Tensor, grid: tuple[int, ...], constants: dict[str, Any]) -> Tensor:
+    def _multiply(
+        self, a: Tensor, b: Tensor, grid: tuple[int, ...], way: TapProducts, constants: dict[str, Any]
+    ) -> Tensor:
         """The sums [S, T, M, N] of the parts of the positions."""
-        blocks, positions = self.blocks, self.batch * math.prod(grid)
-        depth = round_up(ceil_divide(positions, self.choose_parts(positions)), ROUND)
-        parts, taps = ceil_divide(positions, depth), math.prod(self.taps)
-        memory = OutputMemory(TensorType((parts, taps, *blocks.sizes), f32))
-        tiles = {"BM": blocks.rows, "BN": blocks.columns, "BK": ROUND}
-        return launch(multiply_shifted, (parts * taps, *blocks.grid), a, b, memory, **constants, depth=depth, **tiles)
+        positions, taps = self.batch * math.prod(grid), math.prod(self.taps)
+        depth = round_up(ceil_divide(positions, way.parts), ROUND)
+        parts, sizes = ceil_divide(positions, depth), (self.gradient.channels, self.image.channels)
+        rows, columns = sizes[::-1] if way.swapped else sizes
+        memory = OutputMemory(TensorType((parts, taps, rows, columns), f32))
+        programs = parts * taps, ceil_divide(rows, way.rows), ceil_divide(columns, way.columns)
+        tiles = {"BM": way.rows, "BN": way.columns, "BK": ROUND}
+        return launch(multiply_shifted, programs, a, b, memory, **constants, depth=depth, **tiles)
 
     def _check(self, sums: Tensor, a: Tensor, b: Tensor, grid: tuple[int, ...], constants: dict[str, Any]) -> Tensor:
         """The sum [O, C, T] of the parts, where it is finite."""
@@ -370,7 +389,7 @@ def _along_axes(numbers: tuple[int, ...], missing: int = 1) -> tuple[int, ...]:
     return (missing,) * (AXES - len(numbers)) + tuple(int(n) for n in numbers)
 
 
-def match_weight_gradient(uses: UseDef, node: Node) -> WeightGradient | None:
+def match_weight_gradient(uses: UseDef, node: Node, plan: LoweringPlan) -> WeightGradient | None:
     """A sum over images of products with transposed windows of 16-bit floats, or that of one image; None where it is
     none or does not pay."""
     found = match_window_gradient(uses, node)
@@ -387,7 +406,7 @@ def match_weight_gradient(uses: UseDef, node: Node) -> WeightGradient | None:
     if any(gradient.low) or any(gradient.high):
         return None
     result = tuple(int(n) for n in get_shape(node.out))
-    made = WeightGradient(image, gradient, windows, batch, narrow, result)
+    made = WeightGradient(image, gradient, windows, batch, narrow, result, plan.wave_blocks)
     return made if made.estimate_seconds() < made.estimate_stacked() else None
 
 

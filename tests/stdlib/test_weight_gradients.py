@@ -1,6 +1,7 @@
 """Gradients of weights as products with a shifted image on the PTX target: against PyTorch in f64, in the emulator."""
 
 import math
+from dataclasses import replace
 
 import ml_dtypes
 import numpy as np
@@ -15,7 +16,7 @@ from tessera.interp.tile import interpreter  # noqa: E402
 from tessera.runtime import driver  # noqa: E402
 from tessera.stdlib import launches, split_products, weight_gradients  # noqa: E402
 from tessera.stdlib.convolution import StackedWindows  # noqa: E402
-from tessera.stdlib.weight_gradients import PlacedOperand, WeightGradient  # noqa: E402
+from tessera.stdlib.weight_gradients import PlacedOperand, TapProducts, WeightGradient  # noqa: E402
 
 # image, weights, arguments of the convolution
 CASES = {
@@ -160,17 +161,34 @@ def test_an_older_gpu_multiplies_blocks_that_begin_anywhere(found):
 
 @pytest.mark.parametrize(("padding", "stride"), [(0, 1), (1, 1), (1, 2)])
 @pytest.mark.parametrize("swapped", [False, True])
-def test_special_values_reach_the_weights_that_meet_them_alone(padding, stride, swapped, found):
-    outputs, channels = (150, 100) if swapped else (24, 20)
+def test_special_values_reach_the_weights_that_meet_them_alone(padding, stride, swapped, found, monkeypatch):
+    monkeypatch.setattr(WeightGradient, "choose_products", lambda gradient, grid: TapProducts(64, 128, swapped, 2))
     named = {"padding": padding, "stride": stride}
-    x, w, g = draw((3, channels, 9, 11), (outputs, channels, 3, 3), named)
+    x, w, g = draw((3, 20, 9, 11), (24, 20, 3, 3), named)
     x[0, 0, 0, 0], x[1, 3, -1, -1], x[2, 4, 4, 5] = np.inf, -np.inf, np.nan
     g[1, 2, 0, 3], g[0, 5, 2, 2] = np.inf, np.nan
     want = expect(x, w, g, named)
     got = emulate(lower(differentiate(named), x, w, g), (x, w, g))[1]
-    assert any(found) and next(filter(None, found)).blocks.swapped == swapped
-    assert np.isinf(want).any() and np.isnan(want).any() and np.isfinite(want[0, 1]).all()
+    assert any(found) and np.isinf(want).any() and np.isnan(want).any() and np.isfinite(want[0, 1]).all()
     assert_close(got, want)
+
+
+@pytest.mark.parametrize("block", [*weight_gradients.RATES])
+def test_blocks_of_any_size_are_the_gradient(block, found, monkeypatch):
+    monkeypatch.setattr(WeightGradient, "choose_products", lambda gradient, grid: TapProducts(*block, True, 3))
+    image, weights, named = CASES["several parts"]
+    x, w, g = draw(image, weights, named)
+    text, got = emulate(lower(differentiate(named), x, w, g), (x, w, g))
+    assert any(found) and f"wgmma.mma_async.sync.aligned.m64n{block[1]}k16" in text
+    assert_close(got, expect(x, w, g, named))
+
+
+def test_the_sanitizer_finds_nothing(found):
+    image, weights, named = CASES["strides"]
+    x, w, g = draw(image, weights, named)
+    x[0, 0, 0, 0] = np.inf  # the check multiplies, too
+    artifact = BACKEND.emit(lower(differentiate(named), x, w, g), {"arch": "sm_90a"})
+    assert_close(BACKEND.sanitized(artifact)((x, w, g))[0], expect(x, w, g, named))
 
 
 def test_a_border_that_is_not_finite_is_no_part_of_other_taps(found):
@@ -228,9 +246,15 @@ def test_zeros_behind_a_line_are_before_the_next_one(sizes, grid):
     assert sizes[0] * math.prod(found) % 8 == 0 and all(n >= m for n, m in zip(found, grid, strict=True))
 
 
-@pytest.mark.parametrize(("sizes", "parts"), [((64, 128, 128, 28, 3), 14), ((32, 256, 256, 14, 3), 7)])
-def test_parts_fill_the_gpu_once(sizes, parts):
-    gradient = make(*sizes)
-    positions = sizes[0] * math.prod(gradient.find_grid())
-    assert gradient.choose_parts(positions) == parts
-    assert weight_gradients.BUSY_PROGRAMS * 0.9 < 9 * parts * math.prod(gradient.blocks.grid) <= 132
+@pytest.mark.parametrize(("sizes", "block", "parts"), [
+    ((64, 128, 128, 28, 3), (128, 128), 14), ((32, 512, 512, 7, 3), (128, 192), 1),
+    ((64, 192, 128, 28, 3), (64, 192), 7), ((64, 128, 192, 28, 3), (64, 192), 7),
+])  # fmt: skip
+def test_blocks_and_parts_fill_the_gpu(sizes, block, parts):
+    gradient = replace(make(*sizes), any_columns=True)
+    grid, channels = gradient.find_grid(), (sizes[2], sizes[1])
+    way = gradient.choose_products(grid)
+    assert ((way.rows, way.columns), way.parts, way.swapped) == (block, parts, sizes[1] < sizes[2])
+    assert 0.75 * 132 < way.count_programs(9, *channels) <= 132
+    even = make(*sizes).choose_products(grid)  # of an architecture without wgmma
+    assert even.columns & (even.columns - 1) == 0
