@@ -22,12 +22,20 @@ if TYPE_CHECKING:
 
 # The rates of products by blocks of `busy_n` columns relative to those of `n`, for long and for short contractions.
 SHORT_DEPTH, NARROW_RATE, SHORT_NARROW_RATE = 1024, 0.93, 1.05
-# The rates of 16-bit products by blocks of so many rows and columns, relative to the fastest: measured on an H200.
+# The rates of 16-bit products by blocks of so many rows and columns, relative to the fastest: measured on an H200. The
+# second is that of a right operand whose columns lie side by side in memory: it is copied in boxes of 64 columns.
 BLOCK_RATES = {
-    (128, 256): 1.0, (128, 224): 0.98, (128, 192): 0.96, (128, 160): 0.89, (128, 128): 0.92, (64, 256): 0.91,
-    (64, 192): 0.9,
+    (128, 256): (1.0, 1.0), (128, 224): (0.95, 0.9), (128, 192): (0.96, 0.96), (128, 160): (0.93, 0.89),
+    (128, 128): (0.92, 0.92), (128, 96): (0.9, 0.6), (128, 64): (0.92, 0.92), (64, 256): (0.91, 0.91),
+    (64, 192): (0.9, 0.9), (64, 128): (0.93, 0.93), (64, 96): (0.9, 0.55), (64, 64): (0.72, 0.72),
 }  # fmt: skip
 OTHER_BLOCK_RATE = 0.8
+# What all processors load is bound by the L2 cache: the multiply-adds in the time of two elements of an operand.
+LOAD_STEPS = 0.4
+# Smaller blocks than those of a warp group: what each element of the contraction takes, and each result for it.
+WARPGROUP_SIDE, SMALL_BLOCK_STEPS, SMALL_RESULT_STEPS = 64, 5300, 7.6
+PIPELINE_STEPS = 2e6  # in which the copies of a pipeline begin
+STEP_SECONDS = 2.95e-13  # of a processor for a multiply-add at the highest rate
 # The time in which a block's results are stored, in elements of a contraction; blocks of this size store theirs while
 # the next one is computed, where contractions are short and programs many (ping-pong).
 STORE_DEPTH, PINGPONG_BLOCK, PINGPONG_DEPTH, PINGPONG_PROGRAMS = 186, (128, 128), 1280, 256
@@ -139,19 +147,25 @@ class LoweringPlan:
         return narrow < (SHORT_NARROW_RATE if depth <= SHORT_DEPTH else NARROW_RATE) * whole
 
 
-def estimate_waves(sizes: tuple[int, int, int, int], block: tuple[int, int], processors: int) -> float:
+def estimate_waves(
+    sizes: tuple[int, int, int, int], block: tuple[int, int], processors: int, turned: bool = False
+) -> float:
     """The time of a 16-bit product [Z, M, K] · [Z, K, N], sizes (Z, M, K, N), by waves of programs with a block each.
 
-    In multiply-adds of a processor at its highest rate.
+    In multiply-adds of a processor at its highest rate. `turned`: the right operand is [Z, N, K] in memory.
 
     >>> estimate_waves((1, 768, 8192, 3072), (128, 256), 132) > estimate_waves((1, 768, 8192, 3072), (128, 160), 132)
     True
     """
     (batch, rows, depth, columns), (m, n) = sizes, block
     programs = batch * -(-rows // m) * -(-columns // n)
+    waves = -(-programs // processors)
+    if min(block) < WARPGROUP_SIDE:
+        return waves * depth * (SMALL_BLOCK_STEPS + SMALL_RESULT_STEPS * m * n)
     overlaps = block == PINGPONG_BLOCK and depth <= PINGPONG_DEPTH and programs >= PINGPONG_PROGRAMS
-    rate = BLOCK_RATES.get(block, OTHER_BLOCK_RATE)
-    return -(-programs // processors) * m * n * (depth / rate + (0 if overlaps else STORE_DEPTH))
+    rate = BLOCK_RATES.get(block, (OTHER_BLOCK_RATE,) * 2)[not turned]
+    each = max(m * n / rate, LOAD_STEPS * min(programs, processors) * (m + n))
+    return waves * (each * depth + (0 if overlaps else STORE_DEPTH * m * n)) + PIPELINE_STEPS
 
 
 @dataclass(frozen=True)

@@ -366,7 +366,7 @@ def _(node: Node, uses: UseDef, plan: LoweringPlan) -> LibraryLowering | None:
     if same and (rows := match_row_product(uses, node.args[0], node.args[1])) is not None:
         return LibraryLowering((rows.vectors, rows.matrix.source), rows.compute)
     found = (match_thin_product(uses, *node.args) or match_split_product(uses, *node.args)) if plain else None
-    found = found or match_chunked_product(uses, node.args[0], node.args[1], out)
+    found = found or match_chunked_product(uses, node.args[0], node.args[1], out, plan.wave_blocks)
     return None if found is None else LibraryLowering((found.left.source, found.right.source), found.compute)
 
 

@@ -26,6 +26,7 @@ from tessera.stdlib.split_products import ProductOperand, find_operand, measure_
 
 MOST_ROWS = 2
 COLUMNS, DEPTH = 256, 32  # of the block of a round, for one row
+UNALIGNED_DEPTH = 16  # of such a block where a thread loads single elements: the registers of more programs
 TURNED_ROWS, TURNED_DEPTH = 8, 256  # of that of a matrix that is transposed in memory
 LEAST_TURNED, LEAST_TURNED_DEPTH = 1 << 22, 1024  # elements of such a matrix; shorter rows are one program's each
 LEAST_ELEMENTS = 1 << 18  # of the matrix
@@ -79,7 +80,11 @@ class RowProduct:
     def block(self) -> tuple[int, int]:
         """The columns and the depth of the block of a round."""
         rows = 1 << (self.sizes[1] - 1).bit_length()
-        return (TURNED_ROWS // rows, TURNED_DEPTH) if self.matrix.turned else (COLUMNS, DEPTH // rows)
+        if self.matrix.turned:
+            return TURNED_ROWS // rows, TURNED_DEPTH
+        bits = get_tensor_type(self.matrix.source).dtype.bits
+        aligned = self.sizes[3] * bits // 8 % MAPPED_UNIT == 0
+        return COLUMNS, (DEPTH if aligned else UNALIGNED_DEPTH) // rows
 
     @property
     def depth(self) -> int:

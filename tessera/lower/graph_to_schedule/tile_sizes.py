@@ -18,7 +18,14 @@ from tessera.lower.indexing_maps import (
     analyse_body,
     get_tensor_type,
 )
-from tessera.lower.lowering_plan import BLOCK_RATES, LEAST_LANES, NARROW_LANES, LoweringPlan, estimate_waves
+from tessera.lower.lowering_plan import (
+    BLOCK_RATES,
+    LEAST_LANES,
+    NARROW_LANES,
+    WARPGROUP_SIDE,
+    LoweringPlan,
+    estimate_waves,
+)
 from tessera.ops.dialects import schedule
 from tessera.ops.tensor import elementwise
 
@@ -37,6 +44,7 @@ EVEN_PADDING, LEAST_EVEN_COLUMNS, LEAST_EVEN_ROWS, EVEN_GAIN, UNEVEN_GAIN = 1.25
 # Rows of an array, of so many elements at least, which a tile that more reductions than that share does not join.
 LEAST_ROW, LEAST_SHARED = 32, 3
 WHOLE_TILES = 64  # of a dim, of which one may be partial
+CROSSED_GAIN = 2  # of the elements of a transposed tile with one short dim, where blocks are padded
 MANY_PROGRAMS = 4096  # that remain where programs of pointwise kernels hold more elements
 # A symbolic size is cut in about so many tiles, of at least so many elements: small sizes then waste little.
 SYMBOLIC_TILES, MIN_SYMBOLIC_TILE = 64, 16
@@ -83,9 +91,19 @@ class TileSizeSearch:
         radices = self._radices(dim)
         sizes = range(target, (target - 1) // 2, -1)
         fits = [t for t in sizes if _fits_radices(t, radices)] if radices else sizes
+        if radices and self.plan.power_of_two_tiles:  # a block of several axes is padded along each
+            fits = [t for t in fits if self._count_padded(t, radices) <= self.pad(target)] or fits
         even = [t for t in fits if t % multiple == 0]
         exact = [t for t in even if extent % t == 0]
         return next(iter((*exact, *even, *fits, target)))
+
+    def _count_padded(self, tile: int, radices: Iterable[int]) -> int:
+        """The elements in registers of a tile that is a block of several axes of memory."""
+        count, inner = 1, 1
+        for r in (*sorted(radices), tile):
+            if r <= tile and r % inner == 0 and tile % r == 0:
+                count, inner = count * self.pad(r // inner), r
+        return count
 
     def cut_to_rows(self, dim: int, size: int) -> int:
         """A tile of a dim that many reductions share, or one row of an array of which it has several, where each is
@@ -277,21 +295,33 @@ def _heighten_blocks(tiling: TileSizeSearch, product: Node, m: Sequence[int], n:
 def _balance_waves(tiling: TileSizeSearch, product: Node, m: Sequence[int], n: Sequence[int]) -> None:
     """Blocks whose waves of programs take the least time, where that is less by far.
 
-    Of products that copies feed, whose columns need not be a power of two, and that little follows.
+    Of products that copies feed, whose columns need not be a power of two. Where much follows a product, only in place
+    of blocks that are too small for a warp group.
     """
     plan, k = tiling.plan, product.attrs["dim"]
     if plan.processors is None or not plan.wave_blocks or not _feeds_by_copies(tiling, product, m, n):
         return
+    block, most = (tiling.tile[m[0]], tiling.tile[n[0]]), plan.n
     if _has_costly_epilogue(tiling, product, m, n):
-        return
+        if min(block) >= WARPGROUP_SIDE:
+            return
+        most = plan.busy_n or plan.n
     outer = math.prod(tiling.extents[d] for d in tiling.parallel() if d not in (*m, *n))
     sizes = outer, tiling.extents[m[0]], tiling.extents[k], tiling.extents[n[0]]
-    held = estimate_waves(sizes, (tiling.tile[m[0]], tiling.tile[n[0]]), plan.processors)
-    blocks = [(rows, columns) for rows, columns in BLOCK_RATES if rows <= plan.m and columns <= plan.n]
-    found = {block: estimate_waves(sizes, block, plan.processors) for block in blocks}
-    best = min(found, key=found.__getitem__, default=(0, 0))
-    if found.get(best, held) < WAVE_GAIN * held:
+    if sizes[1] < WARPGROUP_SIDE // 2 or sizes[3] < WARPGROUP_SIDE:
+        return  # bound by memory
+    turned = k in find_unit_stride_dims(_find_load(tiling, product.args[1])[-1])
+    blocks = [(rows, columns) for rows, columns in BLOCK_RATES if rows <= plan.m and columns <= most]
+    found = {each: estimate_waves(sizes, each, plan.processors, turned) for each in blocks}
+    best = min(found, key=found.__getitem__, default=block)
+    if best != block and found[best] < WAVE_GAIN * estimate_waves(sizes, block, plan.processors, turned):
         tiling.tile[m[0]], tiling.tile[n[0]] = best
+
+
+def _find_load(tiling: TileSizeSearch, v: Value) -> Sequence[IndexExpr]:
+    """The indices of the load that gives a value."""
+    load = next(node for node in tiling.block.nodes if v in node.results)
+    return tiling.forms.indices(load)
 
 
 def _feeds_by_copies(tiling: TileSizeSearch, product: Node, m: Sequence[int], n: Sequence[int]) -> bool:
@@ -513,7 +543,9 @@ def _tile_pointwise(tiling: TileSizeSearch, node: Node) -> None:
         for dim in crossed:
             tiling.tile[dim] = tiling.cut(dim, plan.lanes)
         short, long = min(crossed, key=tiling.extents.__getitem__), max(crossed, key=tiling.extents.__getitem__)
-        if (spare := plan.lanes // tiling.pad(tiling.tile[short])) > 1:  # more of a dim beside a short one
+        most = CROSSED_GAIN * plan.lanes if plan.power_of_two_tiles else plan.lanes
+        spare = most // tiling.pad(tiling.tile[short])
+        if tiling.extents[short] <= plan.lanes and spare > 1:  # more of a dim beside a short one
             tiling.tile[long] = tiling.cut(long, spare * plan.lanes)
         budget //= math.prod(tiling.tile[d] for d in crossed)
         dims = [d for d in dims if d not in crossed]

@@ -496,7 +496,7 @@ def col2im(
 
 
 def _fold_phases(
-    cut: Tensor, sizes: Sequence[int], kernel: Sequence[int], steps: Sequence[int], around: Sequence[int]
+    cut: Tensor, sizes: Sequence[Any], kernel: Sequence[Any], steps: Sequence[int], around: Sequence[int]
 ) -> Tensor:
     """The sum of columns [B, C, kernel elements, windows] by phases: element s · t + phase sums every s-th tap of
     windows."""
