@@ -29,7 +29,7 @@ from tessera.ir.core import Node, Value
 from tessera.ir.rewrite import UseDef
 from tessera.ir.tensor import Tensor
 from tessera.lower.indexing_maps import get_shape, get_tensor_type
-from tessera.lower.lowering_plan import BLOCK_RATES, LoweringPlan
+from tessera.lower.lowering_plan import BLOCK_RATES, STEP_SECONDS, LoweringPlan, estimate_waves
 from tessera.ops.tensor import basic, shape
 from tessera.stdlib.convolution import StackedWindows, resize
 from tessera.stdlib.indirect_gradients import match_window_gradient
@@ -51,11 +51,7 @@ ROUND = 64  # positions that a round contracts
 PLACED_ELEMENTS, PLACED_COLUMNS = 2048, 256  # of the block that a program places in a grid
 CHECKED, CHECKED_TAPS, CHECKED_POSITIONS = 16, 16, 16  # of the block of results that a program checks, and of a round
 TURNED_CHANNELS, TURNED_ELEMENTS = 64, 4096  # of the block whose channels become columns
-# The rates of products by blocks; those of small ones are estimates. Two of these share a multiprocessor.
-RATES = {**BLOCK_RATES, (64, 128): 0.75, (128, 64): 0.6, (64, 64): 0.5}
-EVEN_BLOCKS = [block for block in RATES if block[1] & (block[1] - 1) == 0]
-SHARED_BLOCK = 64 * 128
-PROGRAM_SECONDS = 3e-6  # of a product's first loads, and of its stores
+EVEN_BLOCKS = [block for block in BLOCK_RATES if block[1] & (block[1] - 1) == 0]
 MOST_PARTS, LEAST_ROUNDS = 64, 4  # of the positions; of the rounds of a part
 # Bytes a second at which elements are placed in a grid, by the elements that a thread moves at once.
 PLACE_RATES = {1: 1.2e12, 2: 2e12, 4: 3e12, 8: 3e12}
@@ -81,10 +77,8 @@ def place_turned(x, out, *, BC, BF, BG):
     b, e, c = tile.program_id(0) // out.shape[1], tile.program_id(0) % out.shape[1], tile.program_id(1) * BC
     across = tile.cdiv(out.shape[3], BG)
     f, g = tile.program_id(2) // across * BF, tile.program_id(2) % across * BG
-    turned = tile.alloc_shared((BF, BG, BC), x.dtype)  # read in the order of the stores
     lines = tile.transpose(tile.load(x[b, c : c + BC, e, f : f + BF, g : g + BG], edge="clip"), 0, 1)
-    tile.store(turned[:, :, :], tile.transpose(lines))
-    tile.store(out[b, e, f : f + BF, g : g + BG, c : c + BC], tile.load(turned[:, :, :]), edge="clip")
+    tile.store(out[b, e, f : f + BF, g : g + BG, c : c + BC], tile.transpose(lines), edge="clip")
 
 
 def find_shift(tap, shifts):
@@ -149,11 +143,9 @@ def check_shifted(sums, a, b, out, *, turned_a, turned_b, moves_a, shifts, image
                 right = tile.where(inside, load_positions(b, row_b, start_b, turned_b, B, BK), 0.0)
                 product = product + tile.dot(left, tile.transpose(right))
         total = tile.where((t + tile.arange(0, BT) == tap)[:, None, None], product[None, :, :], total)
-    last = tile.alloc_shared((B, B, BT), "f32")  # read in the order of the stores
     moved = tile.transpose(total, 0, 2) if moves_a else tile.transpose(tile.transpose(total, 0, 1))
-    tile.store(last[:, :, :], moved)
     o, c = (j, i) if moves_a else (i, j)
-    tile.store(out[o : o + B, c : c + B, t : t + BT], tile.load(last[:, :, :]), edge="clip")
+    tile.store(out[o : o + B, c : c + B, t : t + BT], moved, edge="clip")
 
 
 @dataclass(frozen=True)
@@ -235,19 +227,13 @@ class TapProducts:
     swapped: bool
     parts: int
 
-    def count_programs(self, taps: int, outputs: int, channels: int) -> int:
-        """The blocks of all taps and parts."""
-        m, n = (channels, outputs) if self.swapped else (outputs, channels)
-        return self.parts * taps * ceil_divide(m, self.rows) * ceil_divide(n, self.columns)
-
     def estimate_seconds(self, taps: int, outputs: int, channels: int, positions: int) -> float:
         """The seconds of the waves of programs, and of adding up the sums of parts."""
-        elements, depth = self.rows * self.columns, round_up(ceil_divide(positions, self.parts), ROUND)
-        programs, together = self.count_programs(taps, outputs, channels), 2 if elements <= SHARED_BLOCK else 1
-        multiplied = 2 * ceil_divide(programs, BUSY_PROGRAMS) * elements * depth * BUSY_PROGRAMS / BF16_RATE
-        begun = ceil_divide(programs, together * BUSY_PROGRAMS) * PROGRAM_SECONDS
-        added = 8 * self.parts * taps * outputs * channels / MEMORY_RATE
-        return multiplied / RATES[self.rows, self.columns] + begun + added
+        m, n = (channels, outputs) if self.swapped else (outputs, channels)
+        depth = round_up(ceil_divide(positions, self.parts), ROUND)
+        sizes, block = (self.parts * taps, m, depth, n), (self.rows, self.columns)
+        added = 8 * self.parts * taps * m * n / MEMORY_RATE
+        return STEP_SECONDS * estimate_waves(sizes, block, BUSY_PROGRAMS) + added
 
 
 @dataclass(frozen=True)
@@ -311,7 +297,7 @@ class WeightGradient:
 
     def choose_products(self, grid: tuple[int, ...]) -> TapProducts:
         """The blocks and parts that take the least time."""
-        positions, blocks = self.batch * math.prod(grid), list(RATES) if self.any_columns else [*EVEN_BLOCKS]
+        positions, blocks = self.batch * math.prod(grid), list(BLOCK_RATES) if self.any_columns else EVEN_BLOCKS
         most = max(1, min(MOST_PARTS, positions // (ROUND * LEAST_ROUNDS)))
         tried = itertools.product(blocks, (False, True), range(1, most + 1))
         sizes = math.prod(self.taps), self.gradient.channels, self.image.channels, positions
