@@ -187,11 +187,6 @@ class PlacedOperand:
         x = shape.permute(x, axes=(0, *places, *phases, x.ndim - 1 if self.last else 1))
         return shape.reshape(x, shape=(-1, math.prod(strides) * channels))
 
-    @property
-    def fits(self) -> bool:
-        """Whether one copy places the image in any grid."""
-        return not self.last or self.channels % ALIGNMENT == 0 or self.sizes[0] == 1
-
 
 def _place(x: Tensor, sizes: tuple[int, ...], result: tuple[int, int]) -> Tensor:
     """x [B, A, E, F, G] as [A, B, *sizes], with zeros behind each axis, then in the shape of the result."""
@@ -418,8 +413,8 @@ def _find_placed(uses: UseDef, value: Value, sizes: tuple[Any, ...]) -> PlacedOp
     turned = uses.find(value, shape.permute)
     if turned is None or tuple(turned.attrs["axes"]) != last:
         return placed
-    moved = replace(placed, value=turned.args[0], last=True)
-    return moved if moved.fits else placed
+    whole = placed.channels % ALIGNMENT == 0 or rank - 2 < AXES  # one copy adds zeros along four axes
+    return replace(placed, value=turned.args[0], last=True) if whole else placed
 
 
 def _pads_with_zeros(node: Node) -> bool:

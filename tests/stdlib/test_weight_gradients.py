@@ -36,6 +36,7 @@ CASES = {
     "long strides": ((2, 16, 17, 15), (24, 16, 3, 2), {"padding": (0, 1), "stride": (2, 3)}),
     "strides and gaps": ((2, 70, 14, 13), (140, 70, 3, 3), {"padding": 2, "stride": 2, "dilation": (1, 3)}),
     "3-D strides": ((2, 16, 5, 6, 7), (20, 16, 3, 2, 3), {"padding": 1, "stride": (1, 2, 2)}),
+    "3-D, one plane of results": ((2, 3, 3, 6, 4), (90, 3, 3, 2, 1), {"padding": (1, 2, 3), "dilation": (2, 1, 1)}),
     "3-D": ((2, 16, 5, 6, 7), (20, 16, 3, 2, 3), {"padding": (1, 0, 1)}),
 }
 
