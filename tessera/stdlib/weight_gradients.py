@@ -18,6 +18,7 @@ from __future__ import annotations
 import itertools
 import math
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import Any
 
 from tessera.core.symbolic_dim import ceil_divide, round_up
@@ -231,6 +232,19 @@ class TapProducts:
         return STEP_SECONDS * estimate_waves(sizes, block, BUSY_PROGRAMS) + added
 
 
+@cache
+def choose_tap_products(taps: int, outputs: int, channels: int, positions: int, any_columns: bool) -> TapProducts:
+    """The blocks and parts that take the least time.
+
+    >>> choose_tap_products(9, 512, 512, 2048, True)
+    TapProducts(rows=128, columns=192, swapped=False, parts=1)
+    """
+    most = max(1, min(MOST_PARTS, positions // (ROUND * LEAST_ROUNDS)))
+    blocks = list(BLOCK_RATES) if any_columns else EVEN_BLOCKS
+    ways = [TapProducts(*each, *way) for each in blocks for way in itertools.product((False, True), range(1, most + 1))]
+    return min(ways, key=lambda way: way.estimate_seconds(taps, outputs, channels, positions))
+
+
 @dataclass(frozen=True)
 class WeightGradient:
     """The gradient [1, O, C · taps] of the weights of windows."""
@@ -292,18 +306,16 @@ class WeightGradient:
 
     def choose_products(self, grid: tuple[int, ...]) -> TapProducts:
         """The blocks and parts that take the least time."""
-        positions, blocks = self.batch * math.prod(grid), list(BLOCK_RATES) if self.any_columns else EVEN_BLOCKS
-        most = max(1, min(MOST_PARTS, positions // (ROUND * LEAST_ROUNDS)))
-        tried = itertools.product(blocks, (False, True), range(1, most + 1))
-        sizes = math.prod(self.taps), self.gradient.channels, self.image.channels, positions
-        ways = [TapProducts(*block, swapped, parts) for block, swapped, parts in tried]
-        return min(ways, key=lambda way: way.estimate_seconds(*sizes))
+        return choose_tap_products(*self._measure_products(grid), self.any_columns)
+
+    def _measure_products(self, grid: tuple[int, ...]) -> tuple[int, int, int, int]:
+        """The taps, outputs, channels and positions."""
+        return math.prod(self.taps), self.gradient.channels, self.image.channels, self.batch * math.prod(grid)
 
     def estimate_seconds(self) -> float:
         """The seconds of all launches."""
         grid = self.find_grid()
-        sizes = math.prod(self.taps), self.gradient.channels, self.image.channels, self.batch * math.prod(grid)
-        products = self.choose_products(grid).estimate_seconds(*sizes)
+        products = self.choose_products(grid).estimate_seconds(*self._measure_products(grid))
         return self._estimate_copies(grid) + products + 2 * LAUNCH_SECONDS
 
     def estimate_stacked(self) -> float:
