@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any, ClassVar
 
 import numpy as np
@@ -153,21 +154,16 @@ OPTION_NAMES = ("arch", "debug", "schedule")
 MAX_COOPERATIVE_GROUPS = (
     132 * 32
 )  # groups that the largest GPU so far runs at once, if they are small: it says how many when loaded
-CAPABILITIES = {
-    arch: Capabilities(
-        16,
-        tuple(PTX_TYPES),
-        block_bytes=BLOCK_BYTES,
-        meeting=MAX_COOPERATIVE_GROUPS,
-        lockstep=WARP_THREADS,
-        symbolic=True,
-        prefers_static=True,
-        plan=PLAN if arch == "sm_90a" else replace(PLAN, wave_blocks=False),
-        donation=True,
-        plan_choices=PLAN_CHOICES,
-    )
-    for arch in ISA_VERSIONS
-}
+
+
+@dataclass(frozen=True)
+class ArchitecturePlan:
+    """The plan for an architecture; for the one of this machine, its driver is asked when something is lowered."""
+
+    arch: str
+
+    def __call__(self) -> LoweringPlan:
+        return PLAN if (self.arch or choose_default_arch()) == "sm_90a" else replace(PLAN, wave_blocks=False)
 
 
 @dataclass(frozen=True)
@@ -186,10 +182,21 @@ class PtxGenerator:
         """
         return PtxGenerator(_check_arch(options))
 
-    @property
+    @cached_property
     def capabilities(self) -> Capabilities:
         """What a GPU of compute capability 8.0 or more can do, with the tiles for the architecture."""
-        return CAPABILITIES[self.arch or choose_default_arch()]
+        return Capabilities(
+            16,
+            tuple(PTX_TYPES),
+            block_bytes=BLOCK_BYTES,
+            meeting=MAX_COOPERATIVE_GROUPS,
+            lockstep=WARP_THREADS,
+            symbolic=True,
+            prefers_static=True,
+            plan=ArchitecturePlan(self.arch),
+            donation=True,
+            plan_choices=PLAN_CHOICES,
+        )
 
     def emit(self, module: Module, options: Mapping[str, Any]) -> Artifact:
         """The PTX text of a Tile module, or of one that has been through `passes`.

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import cast
 
 from tessera.core.symbolic_dim import Dim, Size, estimate_size, find_size_limit, round_up
-from tessera.core.types import bf16, bool_, f16
+from tessera.core.types import bf16, bool_, f16, fp8_e4m3, fp8_e5m2, int8, uint8
 from tessera.ir.core import Attrs, Block, Node, Value
 from tessera.lower.indexing_maps import (
     BodyIndexing,
@@ -243,6 +243,7 @@ SMALL_PRODUCT = 1 << 20  # multiply-adds, fewer of which take less time than to 
 # Blocks of a product grow to so many rows while they and their results have at most so many bytes, and so many
 # programs are left for each that is wanted.
 MAX_BLOCK_ROWS, MAX_BLOCK_BYTES, BLOCKS_OF_A_PROGRAM = 1024, 1 << 19, 4
+COPIED_TYPES = (f16, bf16, fp8_e4m3, fp8_e5m2, int8, uint8)
 COPY_ALIGNMENT = 16  # bytes that divide a row of memory which tensor maps load
 WAVE_GAIN = 0.95  # of the time of waves, from which on it is the measure of blocks
 MAX_EPILOGUE_DEPTH = 4096  # of a contraction beside which what follows takes time: measured, equal at about 6,000
@@ -307,25 +308,27 @@ def _balance_waves(tiling: TileSizeSearch, product: Node, m: Sequence[int], n: S
             return
         most = plan.busy_n or plan.n
     outer = math.prod(tiling.extents[d] for d in tiling.parallel() if d not in (*m, *n))
-    sizes = outer, tiling.extents[m[0]], tiling.extents[k], tiling.extents[n[0]]
+    narrow = get_tensor_type(product.args[0]).dtype.bits == 8  # twice as many are multiplied at once
+    sizes = outer, tiling.extents[m[0]], tiling.extents[k] // (1 + narrow), tiling.extents[n[0]]
     if sizes[1] < WARPGROUP_SIDE // 2 or sizes[3] < WARPGROUP_SIDE:
         return  # bound by memory
-    turned = k in find_unit_stride_dims(_find_load(tiling, product.args[1])[-1])
-    blocks = [(rows, columns) for rows, columns in BLOCK_RATES if rows <= plan.m and columns <= most]
+    turned = _runs_along(tiling, product.args[1], k)
+    fits = [each for each in BLOCK_RATES if each[0] <= plan.m and each[1] <= most]
+    blocks = [each for each in fits if not narrow or _floor_power_of_two(each[1]) == each[1]]
     found = {each: estimate_waves(sizes, each, plan.processors, turned) for each in blocks}
     best = min(found, key=found.__getitem__, default=block)
     if best != block and found[best] < WAVE_GAIN * estimate_waves(sizes, block, plan.processors, turned):
         tiling.tile[m[0]], tiling.tile[n[0]] = best
 
 
-def _find_load(tiling: TileSizeSearch, v: Value) -> Sequence[IndexExpr]:
-    """The indices of the load that gives a value."""
+def _runs_along(tiling: TileSizeSearch, v: Value, dim: int) -> bool:
+    """Whether neighbours along a dim are neighbours in the memory that a value is loaded from."""
     load = next(node for node in tiling.block.nodes if v in node.results)
-    return tiling.forms.indices(load)
+    return dim in find_unit_stride_dims(tiling.forms.indices(load)[-1])
 
 
 def _feeds_by_copies(tiling: TileSizeSearch, product: Node, m: Sequence[int], n: Sequence[int]) -> bool:
-    """Whether tensor maps load both operands of a product of 16-bit matrices."""
+    """Whether tensor maps load both operands of a product, of 8-bit elements along the contraction."""
     made = {v: node for node in tiling.block.nodes for v in node.results}
     sides = (*m, *n)
     if len(m) != 1 or len(n) != 1 or not all(map(tiling.is_static, (*sides, product.attrs["dim"]))):
@@ -338,7 +341,9 @@ def _feeds_by_copies(tiling: TileSizeSearch, product: Node, m: Sequence[int], n:
             return False
         type = node.args[0].type
         row = int(type.shape[-1]) * type.dtype.bits // 8  # type: ignore[union-attr]
-        if type.dtype not in (f16, bf16) or row % COPY_ALIGNMENT:  # type: ignore[union-attr]
+        if type.dtype not in COPIED_TYPES or row % COPY_ALIGNMENT:  # type: ignore[union-attr]
+            return False
+        if type.dtype.bits == 8 and not _runs_along(tiling, v, product.attrs["dim"]):  # type: ignore[union-attr]
             return False
     return True
 
