@@ -50,7 +50,8 @@ from tessera.stdlib.split_products import (
 AXES = 3  # spatial axes of the kernels
 ROUND = 64  # positions that a round contracts
 PLACED_ELEMENTS, PLACED_COLUMNS = 2048, 256  # of the block that a program places in a grid
-CHECKED, CHECKED_TAPS, CHECKED_POSITIONS = 16, 16, 16  # of the block of results that a program checks, and of a round
+CHECKED, CHECKED_POSITIONS = 16, 16  # rows and columns of the block of results that a program checks, and of a round
+CHECKED_TAPS = 16  # taps of such a block, at most
 TURNED_CHANNELS, TURNED_ELEMENTS = 64, 4096  # of the block whose channels become columns
 EVEN_BLOCKS = [block for block in BLOCK_RATES if block[1] & (block[1] - 1) == 0]
 MOST_PARTS, LEAST_ROUNDS = 64, 4  # of the positions; of the rounds of a part
@@ -372,8 +373,11 @@ class WeightGradient:
         _, taps, rows, columns = (int(n) for n in sums.shape)
         memory = OutputMemory(TensorType((self.gradient.channels, self.image.channels, taps), f32))
         windows = {"images": self.batch, "counts": _along_axes(self.windows.counts), "pitches": grid}
-        tiles = {"B": CHECKED, "BT": min(CHECKED_TAPS, 1 << (taps - 1).bit_length()), "BK": CHECKED_POSITIONS}
-        programs = ceil_divide(rows, CHECKED), ceil_divide(columns, CHECKED), ceil_divide(taps, tiles["BT"])
+        across, together = (ceil_divide(rows, CHECKED), ceil_divide(columns, CHECKED)), CHECKED_TAPS
+        while together > 2 and math.prod(across) * ceil_divide(taps, together) < BUSY_PROGRAMS:
+            together //= 2
+        tiles = {"B": CHECKED, "BT": together, "BK": CHECKED_POSITIONS}
+        programs = *across, ceil_divide(taps, together)
         return launch(check_shifted, programs, sums, a, b, memory, **constants, **windows, **tiles)
 
 
