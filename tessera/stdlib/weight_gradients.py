@@ -373,7 +373,8 @@ class WeightGradient:
         _, taps, rows, columns = (int(n) for n in sums.shape)
         memory = OutputMemory(TensorType((self.gradient.channels, self.image.channels, taps), f32))
         windows = {"images": self.batch, "counts": _along_axes(self.windows.counts), "pitches": grid}
-        across, together = (ceil_divide(rows, CHECKED), ceil_divide(columns, CHECKED)), CHECKED_TAPS
+        across = ceil_divide(rows, CHECKED), ceil_divide(columns, CHECKED)
+        together = min(CHECKED_TAPS, 1 << (taps - 1).bit_length())
         while together > 2 and math.prod(across) * ceil_divide(taps, together) < BUSY_PROGRAMS:
             together //= 2
         tiles = {"B": CHECKED, "BT": together, "BK": CHECKED_POSITIONS}
