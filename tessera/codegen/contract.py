@@ -233,15 +233,6 @@ def get_backend(name: str) -> Backend:
     return generator.configured(options)
 
 
-def select_architecture(name: str, arch: str | None) -> str:
-    """The name of a generator whose tiles are for an architecture, where it has tiles for each; else the name.
-
-    >>> select_architecture("ptx", "sm_90a"), select_architecture("llvm", None)
-    ('ptx:sm_90a', 'llvm')
-    """
-    return f"{name}:{arch}" if arch and ":" not in name and hasattr(get_backend(name), "arch") else name
-
-
 def _load_backend(point: EntryPoint | BuiltInGenerator) -> Backend:
     try:
         return point.load()

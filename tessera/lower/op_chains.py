@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import math
 from collections.abc import Iterator, Sequence
 from functools import cache
 
@@ -11,8 +10,7 @@ from tessera.core.errors import ArgumentError, UnknownNameError, user_location
 from tessera.ir.core import Node, Value
 from tessera.ir.rewrite import UseDef
 from tessera.ir.rules import REGISTRY
-from tessera.lower.indexing_maps import get_shape
-from tessera.ops.tensor import basic, contractions, shape
+from tessera.ops.tensor import basic, shape
 
 # Ops that compute nothing: a chain goes through them.
 VIEW_OPS = (basic.broadcast_to, shape.reshape, shape.permute, basic.recompute, basic.fusion_barrier)
@@ -75,24 +73,6 @@ def strip_views(value: Value, uses: UseDef) -> Value:
     while (node := uses.get(value)) is not None and node.op in VIEW_OPS:
         value = node.args[0]
     return value
-
-
-def is_channels_last(uses: UseDef, value: Value) -> bool:
-    """Whether a value comes from memory whose axis 1 lies innermost, by the way of its largest operands."""
-    node = uses.get(value)
-    while node is not None and node.args:
-        rank = len(get_shape(node.out))
-        if node.op is shape.permute:
-            axes = tuple(a % rank for a in node.attrs["axes"])
-            if rank > 2 and axes[:2] == (0, rank - 1):
-                return True
-        value = max(node.args, key=_count_known) if node.op.pointwise else node.args[node.op is contractions.dot]
-        node = uses.get(value)
-    return False
-
-
-def _count_known(v: Value) -> int:
-    return math.prod(int(n) for n in get_shape(v)) if all(isinstance(n, int) for n in get_shape(v)) else 0
 
 
 def find_users(value: Value, uses: UseDef) -> Iterator[Node]:

@@ -14,7 +14,7 @@ from tessera.codegen.artifact import (
     Artifact,
     describe_size,
 )
-from tessera.codegen.contract import emit_artifact, get_backend, select_architecture
+from tessera.codegen.contract import emit_artifact, get_backend
 from tessera.core.device import find_generator_name
 from tessera.core.errors import (
     ArgumentError,
@@ -85,6 +85,15 @@ def build(
 
     program, others = prepare_variants(make, variants)
     return build_program(program, out, name, weights, options, others)
+
+
+def select_architecture(name: str, arch: str | None) -> str:
+    """The name of a generator whose tiles are for an architecture, where it has tiles for each; else the name.
+
+    >>> select_architecture("ptx", "sm_90a"), select_architecture("llvm", None)
+    ('ptx:sm_90a', 'llvm')
+    """
+    return f"{name}:{arch}" if arch and ":" not in name and hasattr(get_backend(name), "arch") else name
 
 
 def build_program(

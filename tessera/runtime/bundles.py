@@ -24,7 +24,6 @@ from tessera.codegen.artifact import (
     hash_content,
     parse_manifest,
 )
-from tessera.codegen.contract import select_architecture
 from tessera.core.device import INTERP, default_device, find_generator_name
 from tessera.core.errors import (
     ArgumentError,
@@ -38,7 +37,7 @@ from tessera.core.errors import (
 )
 from tessera.core.pytree import flatten
 from tessera.core.types import TensorType, as_dtype
-from tessera.runtime.artifacts import emit_program
+from tessera.runtime.artifacts import emit_program, select_architecture
 from tessera.runtime.bundle_files import BundleFile, read_bundle_file, write_bundle_file
 from tessera.runtime.loading import MAX_PROGRAMS, LoadedArtifact, count_memory, get_parameter_shape, load_artifact
 from tessera.runtime.storage.memory_pool import as_bytes

@@ -28,7 +28,6 @@ from tessera.ir.rewrite import UseDef
 from tessera.ir.tensor import Tensor
 from tessera.lower.indexing_maps import get_shape, get_tensor_type
 from tessera.lower.lowering_plan import BLOCK_RATES, STEP_SECONDS, estimate_waves
-from tessera.lower.op_chains import is_channels_last
 from tessera.lower.passes.window_views import find_stacked_slices
 from tessera.ops.tensor import basic, reduce, shape
 from tessera.stdlib.split_products import (
@@ -56,6 +55,7 @@ LEAST_ROWS = 64  # outputs of a block
 SPLIT_CHANNELS, SPLIT_POSITIONS = 64, 64  # the block of an image that a program splits
 CHECKED_OUTPUTS, CHECKED_WINDOWS = 32, 256  # the block of results that a program checks
 PLAIN_BLOCKS = ((64, 64), (64, 128), (64, 256), (128, 64), (128, 128), (128, 256))
+FOLD_RATE = 1.1e12  # bytes a second that shifted images are written at, as channels of one
 MAX_WASTE = 1.2  # places of blocks for each window
 MAX_DEPTH = 4096  # elements that one f32 sum adds up: tensor cores cut off 1e-9 of a sum for each, measured on an H200
 
@@ -63,11 +63,14 @@ MAX_DEPTH = 4096  # elements that one f32 sum adds up: tensor cores cut off 1e-9
 @kernel
 def split_channels(x, parts, *, order, channels, BC, BP):
     """parts [Z, P, len(order) · channels] = the parts of x [Z, C, P] in this order, on the grid (Z, blocks of channels,
-    blocks of P). Channels after C are zeros; BC divides `channels`."""
+    blocks of P). Channels after C are zeros; BC divides `channels`. Without an order [Z, P, channels] are x itself."""
     z, c, p = tile.program_id(0), tile.program_id(1) * BC, tile.program_id(2) * BP
     turned = tile.alloc_shared((BP, BC), x.dtype)  # read in the order of the stores
     tile.store(turned[:, :], tile.transpose(tile.load(x[z, c : c + BC, p : p + BP], edge="clip")))
-    found = split_number(tile.load(turned[:, :]))
+    if len(order) == 0:
+        tile.store(parts[z, p : p + BP, c : c + BC], tile.load(turned[:, :]), edge="clip")
+    else:
+        found = split_number(tile.load(turned[:, :]))
     for place in tile.static_range(len(order)):
         start = place * channels + c
         tile.store(parts[z, p : p + BP, start : start + BC], select_part(order[place], found), edge="clip")
@@ -99,26 +102,6 @@ def multiply_windows(weights, image, out, *, parts, pieces, cuts, taps, steps, c
                         total = total + tile.dot(left, tile.transpose(right))
     whole = tile.program_id(0) // out.shape[1]
     tile.store(out[whole, z, o : o + BM, p : p + BN], tile.cast(total, out.dtype), edge="clip")
-
-
-@kernel
-def multiply_positions(image, weights, out, *, pieces, cuts, taps, steps, depth, BM, BN, BK):
-    """out [pieces · cuts, Z, P, O] = as `multiply_windows` of one part, with the positions as rows: for results whose
-    channels lie side by side. On the grid (pieces · cuts · Z, blocks of P, blocks of O)."""
-    z, p, o = tile.program_id(0) % out.shape[1], tile.program_id(1) * BM, tile.program_id(2) * BN
-    group, whole = z % weights.shape[0], tile.program_id(0) // out.shape[1]
-    above, piece = whole % cuts * (taps[1] // cuts), whole // cuts * (depth // pieces)
-    total = tile.zeros((BM, BN), "f32")
-    for i in tile.range(0, taps[0], 1):
-        for j in tile.range(0, taps[1] // cuts, 1):
-            for k in tile.range(0, taps[2], 1):
-                for c in tile.range(0, depth // pieces, BK):
-                    tap = (i * taps[1] + above + j) * taps[2] + k
-                    deep, start = tap * depth + piece + c, p + i * steps[0] + (above + j) * steps[1] + k * steps[2]
-                    left = tile.load(image[z, start : start + BM, piece + c : piece + c + BK], edge="clip")
-                    right = tile.load(weights[group, o : o + BN, deep : deep + BK], edge="clip")
-                    total = total + tile.dot(left, tile.transpose(right))
-    tile.store(out[whole, z, p : p + BM, o : o + BN], tile.cast(total, out.dtype), edge="clip")
 
 
 @kernel
@@ -186,7 +169,6 @@ class WindowProduct:
     result: tuple[int, ...]
     narrow: DType | None  # the 16-bit float that f32 operands have been cast from
     wave_blocks: bool = False  # as of a lowering plan
-    channels_last: bool = False  # whether the channels of an element of the image lie side by side in memory
 
     def compute(self, image: Tensor, weights: Tensor) -> Tensor:
         """The product, as [B, G, O, positions]."""
@@ -202,7 +184,7 @@ class WindowProduct:
         missing = (1,) * (AXES - len(taps))
         convolution = PositionConvolution(
             missing + tuple(taps), missing + tuple(gaps), missing + sizes, missing + windows.counts, missing + strides,
-            missing + windows.taps, wave_blocks=self.wave_blocks, channels_last=self.channels_last,
+            missing + windows.taps, wave_blocks=self.wave_blocks,
         )  # fmt: skip
         image = shape.reshape(image, shape=(batch * groups, -1, math.prod(sizes)))
         weights = shape.reshape(weights, shape=(groups, outputs, -1, math.prod(taps)))
@@ -263,7 +245,6 @@ class PositionConvolution:
     window: tuple[int, ...]  # the taps of all phases
     stacked: int = 1  # taps along the last axis that are channels, too
     wave_blocks: bool = False
-    channels_last: bool = False
 
     @property
     def has_missing_taps(self) -> bool:
@@ -277,7 +258,7 @@ class PositionConvolution:
 
     def compute(self, image: Tensor, weights: Tensor, dtype: DType) -> Tensor:
         """The convolution of an image [Z, C, P] by weights [G, O, C, taps] at each window: [Z, O, *counts]."""
-        if self._count_depth(image, self.taps[-1]) < 0.85 * self._count_depth(image, 1):
+        if self._folds_taps(image, int(weights.shape[1])):
             return self._fold_last_taps(image, weights, dtype)
         channels = int(image.shape[1])
         aligned = round_up(channels, ALIGNMENT)
@@ -288,8 +269,8 @@ class PositionConvolution:
         pieces, depth = cut_channels(channels, math.prod(self.taps))
         left = (self._split_folded if number == 1 else self._split_ordered)(weights, aligned, depth)
         joined = int(weights.shape[0]) == 1 and self._wastes_positions(image)
-        # As one list of positions: windows that end in the next image are dropped like those that wrap around.
-        parts = shape.reshape(parts, shape=(1, -1, parts.shape[2])) if joined else parts
+        if joined:
+            parts = _join_images(parts)
         sums = self._launch(parts, left, number, self._choose_plain_blocks(parts, left, pieces), channels, dtype)
         return self._check(sums, weights, image, joined)
 
@@ -298,12 +279,9 @@ class PositionConvolution:
         count, outputs = int(image.shape[0]), int(weights.shape[1])
         moved = _move_narrow(image, channels)
         joined = int(weights.shape[0]) == 1 and self._wastes_positions(image)
-        moved = shape.reshape(moved, shape=(1, -1, channels)) if joined else moved
-        last = self.channels_last and not self.has_missing_taps
-        blocks = self._choose_blocks((int(moved.shape[0]), outputs, int(moved.shape[1])), channels, last)
+        moved = _join_images(moved) if joined else moved
+        blocks = self._choose_blocks((int(moved.shape[0]), outputs, int(moved.shape[1])), channels)
         left, pieces = self._order_taps(weights, round_up(channels, DEPTH * blocks.pieces)), blocks.pieces * blocks.cuts
-        if last:
-            return self._compute_positions(moved, left, blocks, count, dtype)
         checked = self.has_missing_taps
         sums = self._launch(moved, left, 1, blocks, channels, f32 if pieces > 1 or checked else dtype)
         if checked:
@@ -313,26 +291,10 @@ class PositionConvolution:
         found = basic.cast(reduce.sum(parts, axis=(0,)), dtype=dtype) if pieces > 1 else shape.squeeze(parts, axis=0)
         return shape.permute(found, axes=(1, 0, *range(2, found.ndim))) if joined else found
 
-    def _compute_positions(
-        self, image: Tensor, weights: Tensor, blocks: WindowBlocks, count: int, dtype: DType
-    ) -> Tensor:
-        """The convolution with positions as rows: results whose channels lie side by side, permuted."""
-        (lists, positions, _), (_, outputs, deep), parts = image.shape, weights.shape, blocks.pieces * blocks.cuts
-        memory = OutputMemory(TensorType((parts, lists, positions, outputs), f32 if parts > 1 else dtype))
-        grid = parts * int(lists), ceil_divide(positions, blocks.rows), ceil_divide(outputs, blocks.columns)
-        constants = {"pieces": blocks.pieces, "cuts": blocks.cuts, "taps": self.taps, "steps": self.steps}
-        sides = {"depth": int(deep) // math.prod(self.taps), "BM": blocks.rows, "BN": blocks.columns, "BK": DEPTH}
-        sums = launch(multiply_positions, grid, image, weights, memory, **constants, **sides)
-        whole = shape.reshape(sums, shape=(parts, count, *self.sizes, outputs))
-        cut = resize(whole, (parts, count, *self.counts, outputs))
-        found = basic.cast(reduce.sum(cut, axis=(0,)), dtype=dtype) if parts > 1 else shape.squeeze(cut, axis=0)
-        return shape.permute(found, axes=(0, found.ndim - 1, *range(1, found.ndim - 1)))
-
-    def _choose_blocks(self, results: tuple[int, int, int], channels: int, last: bool) -> WindowBlocks:
-        """The division of the contraction and the blocks of results [Z, O, P], if `last` [Z, P, O], that take the least
-        time: the waves of programs, and the sum of the parts' results."""
-        count, outputs, positions = (results[0], results[2], results[1]) if last else results
-        rounds = ceil_divide(channels, DEPTH)
+    def _choose_blocks(self, results: tuple[int, int, int], channels: int) -> WindowBlocks:
+        """The division of the contraction and the blocks of results [Z, O, P] that take the least time: the waves of
+        programs, and the sum of the parts' results."""
+        (count, outputs, positions), rounds = results, ceil_divide(channels, DEPTH)
         fits = [each for each in BLOCK_RATES if self.wave_blocks or each in PLAIN_BLOCKS]
         times = dict[WindowBlocks, float]()
         for rows, columns in fits:
@@ -359,6 +321,14 @@ class PositionConvolution:
         """Whether blocks of positions of one image are much longer than it."""
         count, _, positions = (int(n) for n in image.shape)
         return count > 1 and round_up(positions, 128) > 1.1 * positions
+
+    def _folds_taps(self, image: Tensor, outputs: int) -> bool:
+        """Whether a contraction with the taps along the last axis as channels saves more than their copies take."""
+        plain, folded = self._count_depth(image, 1), self._count_depth(image, self.taps[-1])
+        count, channels, positions = (int(n) for n in image.shape)
+        saved = 2 * (plain - folded) * count * outputs * positions / BF16_RATE
+        written = self.taps[-1] * count * channels * positions * image.dtype.bits / 8
+        return folded < 0.85 * plain and saved > written / FOLD_RATE
 
     def _count_depth(self, image: Tensor, folded: int) -> int:
         """The elements that the products contract, where so many taps along the last axis are channels."""
@@ -427,10 +397,24 @@ class PositionConvolution:
         sums, image = shape.reshape(sums, shape=(*lead, *sizes)), shape.reshape(image, shape=(*image.shape[:2], *sizes))
         plain = shape.reshape(weights, shape=(*weights.shape[:2], -1))
         memory = OutputMemory(TensorType((count, int(outputs), *self.counts), f32))
-        constants = {"joined": joined, "taps": self.taps, "gaps": self.gaps, "phases": self.phases}
-        constants |= {"window": self.window, "stacked": self.stacked}
-        blocks = {"BO": CHECKED_OUTPUTS, "BH": rows, "BW": columns}
-        return launch(check_windows, grid, sums, plain, image, memory, **constants, **blocks)
+        constants = {
+            "joined": joined,
+            "taps": self.taps,
+            "gaps": self.gaps,
+            "phases": self.phases,
+            "window": self.window,
+            "stacked": self.stacked,
+            "BO": CHECKED_OUTPUTS,
+            "BH": rows,
+            "BW": columns,
+        }
+        return launch(check_windows, grid, sums, plain, image, memory, **constants)
+
+
+def _join_images(parts: Tensor) -> Tensor:
+    """Images [Z, P, C] as one list of positions: the windows that begin in one image and end in the next are dropped
+    like those that wrap around."""
+    return shape.reshape(parts, shape=(1, -1, parts.shape[2]))
 
 
 def find_block_width(width: int) -> int:
@@ -470,9 +454,9 @@ def _move_narrow(image: Tensor, channels: int) -> Tensor:
 
 
 def _move_channels(image: Tensor, order: tuple[int, ...], aligned: int) -> Tensor:
-    """The parts of an f32 image [Z, C, P] as [Z, P, parts · C'], with C' channels."""
+    """The parts of an image [Z, C, P] as [Z, P, parts · C'], with C' channels; without an order the image itself."""
     count, _, positions = (int(n) for n in image.shape)
-    memory = OutputMemory(TensorType((count, positions, len(order) * aligned), bf16))
+    memory = OutputMemory(TensorType((count, positions, max(len(order), 1) * aligned), bf16 if order else image.dtype))
     width = math.gcd(SPLIT_CHANNELS, aligned)
     grid = count, aligned // width, ceil_divide(positions, SPLIT_POSITIONS)
     blocks = {"BC": width, "BP": SPLIT_POSITIONS}
@@ -493,8 +477,7 @@ def match_windows(uses: UseDef, weights: Value, columns: Value, wave_blocks: boo
     if found is None:
         return None
     pays = estimate_positions(found) < min(estimate_gathered(found), estimate_stacked(found))
-    last = pays and is_channels_last(uses, found.windows.image)
-    return replace(found, wave_blocks=wave_blocks, channels_last=last) if pays else None
+    return replace(found, wave_blocks=wave_blocks) if pays else None
 
 
 def find_windows(uses: UseDef, weights: Value, columns: Value) -> WindowProduct | None:

@@ -77,6 +77,7 @@ from tessera.stdlib.split_k import ChunkedProduct, JoinedProduct, match_chunked_
 from tessera.stdlib.split_products import SplitProduct, match_split_product
 from tessera.stdlib.summed_products import match_summed_product
 from tessera.stdlib.thin_products import ThinProduct, match_thin_product
+from tessera.stdlib.weight_gradients import match_weight_gradient
 
 # Up to this many pairs of index and update the lowering is as fast, and can be fused.
 MAX_DENSE_PAIRS = 256
@@ -353,6 +354,8 @@ def _(node: Node, uses: UseDef, plan: LoweringPlan) -> LibraryLowering | None:
     if not plan.tensor_cores:
         deep = match_deep_product(uses, node.args[0], node.args[1], out, plan) if plan.product_pack else None
         return None if deep is None else LibraryLowering((deep.left.source, deep.right.source), deep.compute)
+    if plain and (shifted := match_weight_gradient(uses, node, plan)) is not None:
+        return LibraryLowering(shifted.operands, shifted.compute)
     if plain and (gathered := match_gathered(uses, *node.args)) is not None:
         return LibraryLowering((gathered.product.windows.image, gathered.product.weights), gathered.compute)
     floats = same and dtype in (f32, bf16, f16)
@@ -380,10 +383,14 @@ library_operands[reduce.sum] = contractions.dot
 
 @library_lowerings(reduce.sum)
 def _(node: Node, uses: UseDef, plan: LoweringPlan) -> LibraryLowering | None:
-    """The gradient of weights of a convolution, which reads its windows in place; on tensor cores a sum of products."""
+    """The gradient of weights of a convolution, which reads its windows in place; on tensor cores as products with a
+    shifted image, and other sums of products."""
     found = match_window_gradient(uses, node) if plan.indirect_windows else None
     if found is not None:
         return LibraryLowering(found.operands, found.compute)
+    shifted = match_weight_gradient(uses, node, plan) if plan.tensor_cores else None
+    if shifted is not None:
+        return LibraryLowering(shifted.operands, shifted.compute)
     summed = match_summed_product(uses, node) if plan.tensor_cores else None
     return None if summed is None else LibraryLowering((summed.left.source, summed.right.source), summed.compute)
 

@@ -9,7 +9,6 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import tessera as ts  # noqa: E402
-from tessera.codegen.contract import get_backend  # noqa: E402
 from tessera.ir.analysis import AffineForm  # noqa: E402
 from tessera.ir.printer import print_module  # noqa: E402
 from tessera.runtime import driver  # noqa: E402
@@ -122,7 +121,7 @@ def test_narrow_operands_are_one_product(dtype, found):
     np.testing.assert_allclose(got.astype("f8"), want, rtol=2**-8, atol=2**-8)
 
 
-@pytest.mark.parametrize(("rate", "memory"), [(1e3, "1x1x20x243xf16"), (1e30, "21x1x20x243xf32")])
+@pytest.mark.parametrize(("rate", "memory"), [(1e3, "1x1x20x243xf16"), (1e30, "9x1x20x243xf32")])
 def test_small_images_are_one_list_and_few_results_are_cut(rate, memory, found, monkeypatch):
     monkeypatch.setattr(convolution, "MEMORY_RATE", rate)
     monkeypatch.setattr(convolution, "LAUNCH_SECONDS", 0.0)
@@ -151,25 +150,3 @@ def test_a_nest_of_loops_begins_where_its_indices_do():
     nest = CollapsibleNest(loops, (3, 4), (2, 0), (1, 64))
     form, strides = nest.place(AffineForm(5, {i: 10, j: 1, base: 7}))
     assert (form.constant, dict(form.scalars), strides) == (25, {base: 7}, (10, 64))
-
-
-@pytest.mark.parametrize(("size", "padding", "few"), [((9, 11), 1, False), ((7, 7), 1, True), ((12, 6), 0, False)])
-def test_images_whose_channels_lie_side_by_side_have_such_results(size, padding, few, found, monkeypatch):
-    """Positions are the rows of the product; `few`: of so few results that the contraction is cut."""
-    if few:
-        monkeypatch.setattr(convolution, "MEMORY_RATE", 1e30)
-        monkeypatch.setattr(convolution, "LAUNCH_SECONDS", 0.0)
-    x, w = draw(2, *size, 72, dtype=np.float16), draw(24, 72, 3, 3, dtype=np.float16)
-
-    def function(x, w):
-        y = ts.conv2d(ts.relu(x).permute(0, 3, 1, 2), w, padding=padding)
-        return ts.conv2d(ts.relu(y), w[:, :24], padding=1).permute(0, 2, 3, 1)
-
-    levels = driver.lower(ts.jit(function).trace(x, w).function, "ptx:sm_90a")
-    text = print_module(levels["tile"])
-    assert text.count('kernel = "multiply_positions') == 2 and all(each.channels_last for each in found)
-    artifact = get_backend("ptx").emit(levels["tile"], {"arch": "sm_90a"})
-    got = get_backend("ptx").sanitized(artifact)([x, w])[0]
-    first = expect(2, {"padding": padding}, np.maximum(x, 0).transpose(0, 3, 1, 2), w)
-    want = expect(2, {"padding": 1}, np.maximum(first, 0).astype("f2"), w[:, :24]).transpose(0, 2, 3, 1)
-    np.testing.assert_allclose(got.astype("f8"), want, rtol=2**-8, atol=2**-8 * np.abs(want).max())

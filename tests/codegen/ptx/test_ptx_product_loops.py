@@ -149,6 +149,69 @@ def test_sides_that_the_loop_does_not_walk_along_the_sum_are_not_cut():
     assert "cp.async.c" in artifact.text(TEXT_FILE) and np.abs(out - want).max() < 1e-4
 
 
+@kernel
+def shifted(a, b, out, *, rows: int, columns: int):
+    """The sum over 256 elements, from column `columns` of a on, and from row `rows` of b on."""
+    first, acc = tile.program_id(0) * 64, tile.zeros((64, 64), ts.f32)
+    for k in tile.range(0, 256, 64):
+        left = tile.load(a[0:64, first + k + columns : first + k + columns + 64], edge="clip")
+        acc += tile.dot(left, tile.load(b[first + k + rows : first + k + rows + 64, 0:64], edge="clip"))
+    tile.store(out[0:64, 0:64], acc)
+
+
+@pytest.mark.parametrize(("rows", "columns", "copied"), [(-3, 0, True), (5, 8, True), (0, 3, False)])
+def test_a_tensor_map_begins_at_any_row_but_at_whole_units_of_columns(rows, columns, copied):
+    random = np.random.default_rng(0)
+    a, b = (random.standard_normal(s).astype(bf16.numpy) for s in ((64, 256), (256, 64)))
+    given = {"a": a, "b": b, "out": np.zeros((64, 64), np.float32)}
+    module = prepare(shifted, {**given, "rows": rows, "columns": columns}, "ptx", (1,)).levels["tile"]
+    artifact = emit_checked(module, "sm_90a")
+    BACKEND.interpreter(artifact)(list(given.values()))
+    met = np.array([k for k in range(256) if 0 <= k + rows < 256 and k + columns < 256])
+    assert np.abs(given["out"] - a[:, met + columns].astype("f8") @ b[met + rows].astype("f8")).max() < 1e-4
+    assert ("bulk.tensor" in artifact.text(TEXT_FILE)) == copied
+
+
+def test_a_loop_that_begins_inside_a_unit_is_fed_by_threads():
+    @kernel
+    def late(a, b, out):
+        acc = tile.zeros((64, 64), ts.f32)
+        for k in tile.range(3, 131, 64):
+            acc += tile.dot(tile.load(a[0:64, k : k + 64]), tile.load(b[k : k + 64, 0:64]))
+        tile.store(out[0:64, 0:64], acc)
+
+    random = np.random.default_rng(0)
+    a, b = (random.standard_normal(s).astype(bf16.numpy) for s in ((64, 256), (256, 64)))
+    out = np.zeros((64, 64), np.float32)
+    artifact = emit_checked(prepare(late, {"a": a, "b": b, "out": out}, "ptx", (1,)).levels["tile"], "sm_90a")
+    BACKEND.interpreter(artifact)([a, b, out])
+    assert np.abs(out - a[:, 3:131].astype("f8") @ b[3:131].astype("f8")).max() < 1e-4
+    assert "bulk.tensor" not in artifact.text(TEXT_FILE)
+
+
+@kernel
+def nested(a, b, out, *, columns: int):
+    """As `shifted`, of two loops."""
+    acc = tile.zeros((64, 64), ts.f32)
+    for half in tile.range(0, 2, 1):
+        for k in tile.range(0, 128, 64):
+            first = half * 128 + k
+            left = tile.load(a[0:64, first + columns : first + columns + 64], edge="clip")
+            acc += tile.dot(left, tile.load(b[first : first + 64, 0:64], edge="clip"))
+    tile.store(out[0:64, 0:64], acc)
+
+
+@pytest.mark.parametrize(("columns", "copied"), [(16, True), (1, False)])
+def test_blocks_of_a_nest_begin_at_whole_units_or_are_copied_by_threads(columns, copied):
+    random = np.random.default_rng(0)
+    a, b = (random.standard_normal(s).astype(bf16.numpy) for s in ((64, 256), (256, 64)))
+    given = {"a": a, "b": b, "out": np.zeros((64, 64), np.float32)}
+    artifact = emit_checked(prepare(nested, {**given, "columns": columns}, "ptx", (1,)).levels["tile"], "sm_90a")
+    BACKEND.interpreter(artifact)(list(given.values()))
+    assert np.abs(given["out"] - a[:, columns:].astype("f8") @ b[:-columns].astype("f8")).max() < 1e-4
+    assert ("bulk.tensor" in artifact.text(TEXT_FILE)) == copied
+
+
 def test_what_a_turned_left_side_means():
     random = np.random.default_rng(0)
     a, b = random.standard_normal((30, 16)), random.standard_normal((30, 8))

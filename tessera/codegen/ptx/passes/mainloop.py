@@ -213,8 +213,12 @@ def _match_mainloop(function: Function, uses: UseDef, node: Node) -> MatmulLoop 
     if node.op is not control_flow.for_ or len(node.args) != 4 or int(function.attrs.get("group", 1)) != 1:
         return None
     nest = _find_nest(uses, node)
-    if nest is not None:
-        return _match_nest(function, uses, nest)
+    alone = _match_loop(function, uses, node) if nest is None or len(nest.loops) == 1 else None
+    return _match_nest(function, uses, nest) if alone is None and nest is not None else alone
+
+
+def _match_loop(function: Function, uses: UseDef, node: Node) -> MatmulLoop | None:
+    """A loop without loops in it whose starts of blocks are its index, or invariant."""
     (body,) = node.regions
     step, last = uses.get(node.args[2]), uses.get(body.results[0])
     if step is None or step.op is not basic.full or last is None or last.op is not matmul_accumulate:
@@ -229,19 +233,31 @@ def _match_mainloop(function: Function, uses: UseDef, node: Node) -> MatmulLoop 
     found = MatmulLoop(node, sides[0], sides[1], int(step.attrs["value"]))  # type: ignore[arg-type]
     fits = (
         _has_wgmma_sizes(found)
+        and _begins_whole_units(uses, found)
         and _has_even_depth(uses, found)
         and _has_fixed_operands(function, uses, found, body.params[0])
     )
     return found if fits else None
 
 
+def _begins_whole_units(uses: UseDef, loop: MatmulLoop) -> bool:
+    """Whether blocks begin at whole units of 16 bytes of a row in all rounds of a loop."""
+    analysis, index = AffineAnalysis(uses), loop.node.regions[0].params[0]
+    for side in (loop.left, loop.right):
+        walked = side.starts[-1] is index
+        form = analysis.find_form(loop.node.args[0] if walked else side.starts[-1])
+        if form is None or not _is_whole(side, form, AffineForm(loop.step if walked else 0)):
+            return False
+    return True
+
+
 def _find_nest(uses: UseDef, node: Node) -> CollapsibleNest | None:
-    """The perfect nest of loops that a loop is the outermost of; None where it has no other loop in it."""
+    """The perfect nest of loops that a loop is the outermost of, which may be one; None where a bound is unknown."""
     loops = [node]
     while (inner := _find_inner_loop(loops[-1])) is not None:
         loops.append(inner)
     bounds = [[_read_constant(uses, v) for v in loop.args[:3]] for loop in loops]
-    if len(loops) < 2 or any(n is None for each in bounds for n in each):
+    if any(n is None for each in bounds for n in each):
         return None
     lowers, uppers, steps = (tuple(int(n or 0) for n in column) for column in zip(*bounds, strict=True))
     counts = tuple(-((low - up) // step) for low, up, step in zip(lowers, uppers, steps, strict=True))
@@ -282,7 +298,17 @@ def _match_nest(function: Function, uses: UseDef, nest: CollapsibleNest) -> Matm
     forms = [analysis.find_form(v) for side in (found.left, found.right) for v in side.starts]
     bases = [v for f in forms if f is not None for v in f.scalars if v not in nest.indices]
     fits = all(f is not None and not f.ramps for f in forms) and all(is_known_ahead(uses, v) for v in bases)
+    for side in (found.left, found.right):
+        first, steps = nest.place(analysis.find_form(side.starts[-1]) or AffineForm(1))
+        fits = fits and _is_whole(side, first, *(AffineForm(n) for n in steps))
     return found if fits and _has_wgmma_sizes(found) and found.sizes[2] == found.depth else None
+
+
+def _is_whole(side: OperandSource, *columns: AffineForm) -> bool:
+    """Whether numbers of columns are whole units of 16 bytes of a row: blocks that TMA fetches begin at no others."""
+    assert isinstance(side.ref.type, RefType)
+    unit = TMA_STRIDE // element_bytes(side.ref.type.dtype)
+    return all(n % unit == 0 for form in columns for n in (form.constant, *form.scalars.values()))
 
 
 def _is_data_movement(node: Node) -> bool:
