@@ -380,6 +380,9 @@ def lp_pool1d(
 ) -> Tensor:
     """The p-norm of each window of `input` [B, C, W]: (Σ x^p)^(1/p) for p = `norm_type`.
 
+    As in PyTorch, the sum of a window that `ceil_mode` adds counts its elements in the input as many times as they fill
+    the window.
+
     >>> lp_pool1d([[[3.0, 4.0]]], 2, 2)
     Tensor([[[5.]]], f32)
     """
@@ -390,7 +393,7 @@ def lp_pool1d(
 def lp_pool2d(
     input: Any, norm_type: float, kernel_size: IntPair, stride: IntPair | None = None, ceil_mode: bool = False
 ) -> Tensor:
-    """The p-norm of each window of `input` [B, C, H, W]: (Σ x^p)^(1/p) for p = `norm_type`.
+    """The p-norm of each window of `input` [B, C, H, W]: (Σ x^p)^(1/p) for p = `norm_type`; see `lp_pool1d`.
 
     >>> lp_pool2d([[[[3.0], [4.0]]]], 2, (2, 1))
     Tensor([[[[5.]]]], f32)
@@ -402,7 +405,7 @@ def lp_pool2d(
 def lp_pool3d(
     input: Any, norm_type: float, kernel_size: IntPair, stride: IntPair | None = None, ceil_mode: bool = False
 ) -> Tensor:
-    """The p-norm of each window of `input` [B, C, D, H, W]: (Σ x^p)^(1/p) for p = `norm_type`.
+    """The p-norm of each window of `input` [B, C, D, H, W]: (Σ x^p)^(1/p) for p = `norm_type`; see `lp_pool1d`.
 
     >>> lp_pool3d([[[[[3.0, 4.0]]]]], 1, (1, 1, 2))
     Tensor([[[[[7.]]]]], f32)
@@ -413,7 +416,10 @@ def lp_pool3d(
 def _norm_pool(x: Tensor, p: float, kernel: IntPair, stride: Any, ceil: bool) -> Tensor:
     if not p > 0:
         raise ArgumentError(f"a pool with the norm {p}", location=user_location(), expected="a positive number")
-    total = sum(_plan(x, kernel, stride, 0, 1, ceil).extract(x**p, 0).values, axis=2)
+    plan = _plan(x, kernel, stride, 0, 1, ceil)
+    total = sum(plan.extract(x**p, 0).values, axis=2)
+    if ceil:
+        total = total * (count_elements(plan.kernel) / plan.counted_elements(x, False))
     return total if p == 1 else apply_root(lambda t: t ** (1.0 / p), total)
 
 
