@@ -1,5 +1,7 @@
 """Modules as pytrees: under every transform, tied, frozen, nested, saved and loaded."""
 
+import copy
+import pickle
 import warnings
 from dataclasses import dataclass
 
@@ -485,3 +487,15 @@ def test_parts_by_their_paths():
 def test_names_of_torch_say_what_to_write(ask, says):
     with pytest.raises(AttributeError, match=says):
         ask()
+
+
+@pytest.mark.parametrize("how", [copy.deepcopy, lambda model: pickle.loads(pickle.dumps(model))])
+def test_copies_of_models_with_activations_are_trained(how):
+    """The copy of an activation had an op of its own, for which there were no rules."""
+    layer = nn.TransformerEncoderLayer(8, 2, 12, dropout=0.0, activation="gelu")
+    model = nn.Sequential(nn.Linear(3, 8), nn.GELU(), nn.Tanh(), nn.SiLU(), layer)
+    other, x = how(model), ts.randn((2, 4, 3))
+    assert ts.tree.structure(other) == ts.tree.structure(model)
+    step = ts.jit(ts.value_and_grad(lambda model, x: (model(x) ** 2.0).sum()), target="cpu")
+    for found, want in zip(ts.tree.leaves(step(other, x)), ts.tree.leaves(step(model, x)), strict=True):
+        assert ts.array_equal(found, want)

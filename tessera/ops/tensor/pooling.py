@@ -366,22 +366,16 @@ def _average_pool(
 ) -> Tensor:
     plan = _plan(x, kernel, stride, padding, 1, ceil)
     values = plan.extract(x, 0).values
-    if divisor is not None:
-        return sum(values, axis=2) / divisor
-    if not any(plan.padding) or with_padding and not ceil:
-        if not ceil:
-            return mean(values, axis=2)
-    return sum(values, axis=2) / plan.counted_elements(x, with_padding)
+    if divisor is None and not ceil and (with_padding or not any(plan.padding)):
+        return mean(values, axis=2)
+    return sum(values, axis=2) / (plan.counted_elements(x, with_padding) if divisor is None else divisor)
 
 
 @composite
 def lp_pool1d(
     input: Any, norm_type: float, kernel_size: IntPair, stride: IntPair | None = None, ceil_mode: bool = False
 ) -> Tensor:
-    """The p-norm of each window of `input` [B, C, W]: (Σ x^p)^(1/p) for p = `norm_type`.
-
-    As in PyTorch, the sum of a window that `ceil_mode` adds counts its elements in the input as many times as they fill
-    the window.
+    """The p-norm of each window of `input` [B, C, W]: (Σ x^p)^(1/p) for p = `norm_type`; PyTorch's for partial windows.
 
     >>> lp_pool1d([[[3.0, 4.0]]], 2, 2)
     Tensor([[[5.]]], f32)
@@ -418,7 +412,7 @@ def _norm_pool(x: Tensor, p: float, kernel: IntPair, stride: Any, ceil: bool) ->
         raise ArgumentError(f"a pool with the norm {p}", location=user_location(), expected="a positive number")
     plan = _plan(x, kernel, stride, 0, 1, ceil)
     total = sum(plan.extract(x**p, 0).values, axis=2)
-    if ceil:
+    if ceil:  # as in PyTorch, a partial window has the mean of its elements in the place of those that it lacks
         total = total * (count_elements(plan.kernel) / plan.counted_elements(x, False))
     return total if p == 1 else apply_root(lambda t: t ** (1.0 / p), total)
 
