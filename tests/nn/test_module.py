@@ -499,3 +499,38 @@ def test_copies_of_models_with_activations_are_trained(how):
     step = ts.jit(ts.value_and_grad(lambda model, x: (model(x) ** 2.0).sum()), target="cpu")
     for found, want in zip(ts.tree.leaves(step(other, x)), ts.tree.leaves(step(model, x)), strict=True):
         assert ts.array_equal(found, want)
+
+
+def make_registered(library, array):
+    class Registered(library.Module):
+        def __init__(self):
+            super().__init__()
+            self.register_parameter("w", library.Parameter(array([1.0, 2.0])))
+            self.register_parameter("none", None)
+            self.register_buffer("mask", array([0.0, 1.0]), persistent=False)
+            self.register_buffer("kept", array([3.0]))
+
+        def forward(self, x):
+            return x * self.w + self.mask + self.kept
+
+    return Registered()
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda model: model,
+        copy.deepcopy,
+        lambda model: ts.tree.map(lambda x: x, model),
+        lambda model: ts.jit(lambda m: m)(model),
+    ],
+)
+def test_what_a_constructor_registers_is_in_the_state_as_in_torch(change):
+    torch = pytest.importorskip("torch")
+    wanted = make_registered(torch.nn, torch.tensor)
+    model = change(make_registered(nn, ts.Tensor))
+    assert list(model.state_dict()) == list(wanted.state_dict()) == ["w", "kept"]
+    model.load_state_dict({"w": ts.Tensor([5.0, 6.0]), "kept": ts.Tensor([7.0])})
+    assert model(ts.ones(2)).tolist() == [12.0, 14.0]
+    model.register_buffer("mask", ts.zeros(2))
+    assert sorted(nn.Sequential(model).state_dict()) == ["0.kept", "0.mask", "0.w"]
