@@ -57,7 +57,8 @@ class Capabilities:
     `symbolic`: sizes may be arguments of the launch plan, so that one program serves all of them; `prefers_static`: its
     fastest kernels need the sizes, so that jit makes such programs only where `dynamic=True` asks for them.
     `donation`: a program's plan may put results into the memory of arguments (`tessera.codegen.donation`).
-    `plan` holds the tile sizes that suit the target (a `tessera.lower.lowering_plan.LoweringPlan`), or None;
+    `plan` holds the tile sizes that suit the target (a `tessera.lower.lowering_plan.LoweringPlan`), or is None, or a
+    function of nothing that gives it, where the machine decides;
     `plan_choices` other values of its fields that tuning may try, in groups of fields that depend on each other
     (`tessera.runtime.planning`).
     """

@@ -22,6 +22,23 @@ if TYPE_CHECKING:
 
 # The rates of products by blocks of `busy_n` columns relative to those of `n`, for long and for short contractions.
 SHORT_DEPTH, NARROW_RATE, SHORT_NARROW_RATE = 1024, 0.93, 1.05
+# The rates of 16-bit products by blocks of so many rows and columns, relative to the fastest: measured on an H200. The
+# second is that of a right operand whose columns lie side by side in memory: it is copied in boxes of 64 columns.
+BLOCK_RATES = {
+    (128, 256): (1.0, 1.0), (128, 224): (0.95, 0.9), (128, 192): (0.96, 0.96), (128, 160): (0.93, 0.89),
+    (128, 128): (0.92, 0.92), (128, 96): (0.9, 0.6), (128, 64): (0.7, 0.6), (64, 256): (0.91, 0.91),
+    (64, 192): (0.9, 0.9), (64, 128): (0.93, 0.93), (64, 96): (0.9, 0.55), (64, 64): (0.72, 0.72),
+}  # fmt: skip
+OTHER_BLOCK_RATE = 0.8
+# What all processors load is bound by the L2 cache: the multiply-adds in the time of two elements of an operand.
+LOAD_STEPS = 0.4
+# Smaller blocks than those of a warp group: what each element of the contraction takes, and each result for it.
+WARPGROUP_SIDE, SMALL_BLOCK_STEPS, SMALL_RESULT_STEPS = 64, 5300, 7.6
+PIPELINE_STEPS = 2e6  # in which the copies of a pipeline begin
+STEP_SECONDS = 2.95e-13  # of a processor for a multiply-add at the highest rate
+# The time in which a block's results are stored, in elements of a contraction; blocks of this size store theirs while
+# the next one is computed, where contractions are short and programs many (ping-pong).
+STORE_DEPTH, PINGPONG_BLOCK, PINGPONG_DEPTH, PINGPONG_PROGRAMS = 186, (128, 128), 1280, 256
 # The lanes down to which blocks of results become narrower where their axis is padded by more than this.
 NARROW_LANES, MOST_PADDING = 128, 1.15
 LEAST_LANES = 8  # of such a block, where there would be few
@@ -42,6 +59,7 @@ class LoweringPlan:
     k: int = 512
     busy_n: int | None = None  # like n, for products whose results go through functions at once; None: n
     processors: int | None = None  # that run one program of a product each; None: blocks are not chosen by waves
+    wave_blocks: bool = False  # 16-bit products that copies feed have the blocks whose waves take the least time
     warpgroup_rows: int = 0  # of an instruction of a warp group
     whole_k: int = 512
     balance_k: int = 0  # the tiles of a contraction are multiples of this, and pad it least; 0: they are near k
@@ -127,6 +145,27 @@ class LoweringPlan:
             return False  # there, blocks are halved anyway
         whole, narrow = (-(-bands * -(-columns // n) // self.processors) * n for n in (self.n, self.busy_n))
         return narrow < (SHORT_NARROW_RATE if depth <= SHORT_DEPTH else NARROW_RATE) * whole
+
+
+def estimate_waves(
+    sizes: tuple[int, int, int, int], block: tuple[int, int], processors: int, turned: bool = False
+) -> float:
+    """The time of a 16-bit product [Z, M, K] · [Z, K, N], sizes (Z, M, K, N), by waves of programs with a block each.
+
+    In multiply-adds of a processor at its highest rate. `turned`: the right operand is [Z, N, K] in memory.
+
+    >>> estimate_waves((1, 768, 8192, 3072), (128, 256), 132) > estimate_waves((1, 768, 8192, 3072), (128, 160), 132)
+    True
+    """
+    (batch, rows, depth, columns), (m, n) = sizes, block
+    programs = batch * -(-rows // m) * -(-columns // n)
+    waves = -(-programs // processors)
+    if min(block) < WARPGROUP_SIDE:
+        return waves * depth * (SMALL_BLOCK_STEPS + SMALL_RESULT_STEPS * m * n)
+    overlaps = block == PINGPONG_BLOCK and depth <= PINGPONG_DEPTH and programs >= PINGPONG_PROGRAMS
+    rate = BLOCK_RATES.get(block, (OTHER_BLOCK_RATE,) * 2)[not turned]
+    each = max(m * n / rate, LOAD_STEPS * min(programs, processors) * (m + n))
+    return waves * (each * depth + (0 if overlaps else STORE_DEPTH * m * n)) + PIPELINE_STEPS
 
 
 @dataclass(frozen=True)

@@ -76,7 +76,8 @@ def build(
 
     def make(variant: Any = None) -> PreparedProgram:
         given = CallArguments(args, named)
-        return prepare(entry, given, name, grid, group, tune, options, dynamic=dynamic, variant=variant)
+        lowered_for = select_architecture(name, arch)
+        return prepare(entry, given, lowered_for, grid, group, tune, options, dynamic=dynamic, variant=variant)
 
     if not dynamic and not variants:
         return build_program(make(), out, name, weights, options)
@@ -84,6 +85,15 @@ def build(
 
     program, others = prepare_variants(make, variants)
     return build_program(program, out, name, weights, options, others)
+
+
+def select_architecture(name: str, arch: str | None) -> str:
+    """The name of a generator whose tiles are for an architecture, where it has tiles for each; else the name.
+
+    >>> select_architecture("ptx", "sm_90a"), select_architecture("llvm", None)
+    ('ptx:sm_90a', 'llvm')
+    """
+    return f"{name}:{arch}" if arch and ":" not in name and hasattr(get_backend(name), "arch") else name
 
 
 def build_program(

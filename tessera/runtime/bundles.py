@@ -37,7 +37,7 @@ from tessera.core.errors import (
 )
 from tessera.core.pytree import flatten
 from tessera.core.types import TensorType, as_dtype
-from tessera.runtime.artifacts import emit_program
+from tessera.runtime.artifacts import emit_program, select_architecture
 from tessera.runtime.bundle_files import BundleFile, read_bundle_file, write_bundle_file
 from tessera.runtime.loading import MAX_PROGRAMS, LoadedArtifact, count_memory, get_parameter_shape, load_artifact
 from tessera.runtime.storage.memory_pool import as_bytes
@@ -211,7 +211,8 @@ def bundle(
     for target in dict.fromkeys(map(find_generator_name, chosen)):
         options = {"arch": arch} if arch else {}
         for label, given in _list_calls(entry, args, named, batch_sizes, weights, dynamic):
-            program = prepare(entry, CallArguments(*given), target, grid, group, tune, options, dynamic=dynamic)
+            lowered_for = select_architecture(target, arch)
+            program = prepare(entry, CallArguments(*given), lowered_for, grid, group, tune, options, dynamic=dynamic)
             name = "-".join(filter(None, (target.replace(":", "-"), label)))
             one = Bundle(program.name, {name: emit_program(program, target, weights, options)})
             made = one if made is None else made.join(one)

@@ -40,7 +40,8 @@ RunFunction = Callable[[Sequence[Any]], list[np.ndarray]]
 
 def find_plan(target: str, choice: Mapping[str, Any] = MappingProxyType({})) -> LoweringPlan:
     """Return the tile sizes that a target prefers, with the fields of a choice; the interpreter has no preference."""
-    plan = LoweringPlan() if target == INTERP else get_backend(target).capabilities.plan or LoweringPlan()
+    found = None if target == INTERP else get_backend(target).capabilities.plan
+    plan = (found() if callable(found) else found) or LoweringPlan()
     return replace(plan, **choice) if choice else plan
 
 

@@ -16,7 +16,7 @@ import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from tessera.core.symbolic_dim import ceil_divide, round_up
 from tessera.core.types import DType, TensorType, bf16, f32
@@ -27,6 +27,7 @@ from tessera.ir.core import Value
 from tessera.ir.rewrite import UseDef
 from tessera.ir.tensor import Tensor
 from tessera.lower.indexing_maps import get_shape, get_tensor_type
+from tessera.lower.lowering_plan import BLOCK_RATES, STEP_SECONDS, estimate_waves
 from tessera.lower.passes.window_views import find_stacked_slices
 from tessera.ops.tensor import basic, reduce, shape
 from tessera.stdlib.split_products import (
@@ -53,6 +54,8 @@ DEPTH = 64  # channels of a block
 LEAST_ROWS = 64  # outputs of a block
 SPLIT_CHANNELS, SPLIT_POSITIONS = 64, 64  # the block of an image that a program splits
 CHECKED_OUTPUTS, CHECKED_WINDOWS = 32, 256  # the block of results that a program checks
+PLAIN_BLOCKS = ((64, 64), (64, 128), (64, 256), (128, 64), (128, 128), (128, 256))
+FOLD_RATE = 1.1e12  # bytes a second that shifted images are written at, as channels of one
 MAX_WASTE = 1.2  # places of blocks for each window
 MAX_DEPTH = 4096  # elements that one f32 sum adds up: tensor cores cut off 1e-9 of a sum for each, measured on an H200
 
@@ -74,29 +77,31 @@ def split_channels(x, parts, *, order, channels, BC, BP):
 
 
 @kernel
-def multiply_windows(weights, image, out, *, parts, pieces, taps, steps, channels, depth, BM, BN, BK):
-    """out [S · pieces, Z, O, P] = the sum over parts, taps and a piece of the channels of weights
-    [G, O, S · parts · taps · depth] times image [Z, P, S · parts · channels], shifted by `steps` for each tap, on the
-    grid (S · pieces · Z, blocks of O, blocks of P).
+def multiply_windows(weights, image, out, *, parts, pieces, cuts, taps, steps, channels, depth, BM, BN, BK):
+    """out [S · pieces · cuts, Z, O, P] = the sum over parts, a piece of the channels and a cut of the rows of taps of
+    weights [G, O, S · parts · taps · depth] times image [Z, P, S · parts · channels], shifted by `steps` for each tap,
+    on the grid (S · pieces · cuts · Z, blocks of O, blocks of P).
 
     `depth` is the number of channels rounded up to a multiple of BK · pieces; weights after the channels are 0.
     """
     z, o, p = tile.program_id(0) % out.shape[1], tile.program_id(1) * BM, tile.program_id(2) * BN
     group, chunk = z % weights.shape[0], tile.program_id(0) // out.shape[1]
+    above, chunk = chunk % cuts * (taps[1] // cuts), chunk // cuts
     first, piece = chunk // pieces * parts, chunk % pieces * (depth // pieces)
     total = tile.zeros((BM, BN), "f32")
     for part in tile.range(0, parts, 1):
         for i in tile.range(0, taps[0], 1):
-            for j in tile.range(0, taps[1], 1):
+            for j in tile.range(0, taps[1] // cuts, 1):
                 for k in tile.range(0, taps[2], 1):
                     for c in tile.range(0, depth // pieces, BK):
-                        tap = (((first + part) * taps[0] + i) * taps[1] + j) * taps[2] + k
+                        tap = (((first + part) * taps[0] + i) * taps[1] + above + j) * taps[2] + k
                         deep, place = tap * depth + piece + c, (first + part) * channels + piece + c
-                        start = p + i * steps[0] + j * steps[1] + k * steps[2]
+                        start = p + i * steps[0] + (above + j) * steps[1] + k * steps[2]
                         left = tile.load(weights[group, o : o + BM, deep : deep + BK], edge="clip")
                         right = tile.load(image[z, start : start + BN, place : place + BK], edge="clip")
                         total = total + tile.dot(left, tile.transpose(right))
-    tile.store(out[chunk, z, o : o + BM, p : p + BN], tile.cast(total, out.dtype), edge="clip")
+    whole = tile.program_id(0) // out.shape[1]
+    tile.store(out[whole, z, o : o + BM, p : p + BN], tile.cast(total, out.dtype), edge="clip")
 
 
 @kernel
@@ -163,6 +168,7 @@ class WindowProduct:
     groups: int
     result: tuple[int, ...]
     narrow: DType | None  # the 16-bit float that f32 operands have been cast from
+    wave_blocks: bool = False  # as of a lowering plan
 
     def compute(self, image: Tensor, weights: Tensor) -> Tensor:
         """The product, as [B, G, O, positions]."""
@@ -178,7 +184,7 @@ class WindowProduct:
         missing = (1,) * (AXES - len(taps))
         convolution = PositionConvolution(
             missing + tuple(taps), missing + tuple(gaps), missing + sizes, missing + windows.counts, missing + strides,
-            missing + windows.taps,
+            missing + windows.taps, wave_blocks=self.wave_blocks,
         )  # fmt: skip
         image = shape.reshape(image, shape=(batch * groups, -1, math.prod(sizes)))
         weights = shape.reshape(weights, shape=(groups, outputs, -1, math.prod(taps)))
@@ -217,6 +223,16 @@ def resize(x: Tensor, sizes: Sequence[Any]) -> Tensor:
     return shape.pad(x, low=(0,) * x.ndim, high=high, value=0) if any(high) else x
 
 
+class WindowBlocks(NamedTuple):
+    """The parts of a convolution's contraction, pieces of the channels and cuts of the rows of taps, and the rows and
+    columns of its blocks of results."""
+
+    pieces: int
+    cuts: int
+    rows: int
+    columns: int
+
+
 @dataclass(frozen=True)
 class PositionConvolution:
     """A convolution over a list of positions, each along three axes."""
@@ -228,6 +244,7 @@ class PositionConvolution:
     phases: tuple[int, ...]  # along each axis, which are channels
     window: tuple[int, ...]  # the taps of all phases
     stacked: int = 1  # taps along the last axis that are channels, too
+    wave_blocks: bool = False
 
     @property
     def has_missing_taps(self) -> bool:
@@ -241,7 +258,7 @@ class PositionConvolution:
 
     def compute(self, image: Tensor, weights: Tensor, dtype: DType) -> Tensor:
         """The convolution of an image [Z, C, P] by weights [G, O, C, taps] at each window: [Z, O, *counts]."""
-        if self._count_depth(image, self.taps[-1]) < 0.85 * self._count_depth(image, 1):
+        if self._folds_taps(image, int(weights.shape[1])):
             return self._fold_last_taps(image, weights, dtype)
         channels = int(image.shape[1])
         aligned = round_up(channels, ALIGNMENT)
@@ -254,18 +271,19 @@ class PositionConvolution:
         joined = int(weights.shape[0]) == 1 and self._wastes_positions(image)
         if joined:
             parts = _join_images(parts)
-        sums = self._launch(parts, left, number, pieces, channels, dtype)
+        sums = self._launch(parts, left, number, self._choose_plain_blocks(parts, left, pieces), channels, dtype)
         return self._check(sums, weights, image, joined)
 
     def _compute_narrow(self, image: Tensor, weights: Tensor, channels: int, dtype: DType) -> Tensor:
         """The convolution of 16-bit operands: one product, cut by channels where the results are few."""
-        moved, (count, outputs) = _move_channels(image, (), channels), (int(image.shape[0]), int(weights.shape[1]))
+        count, outputs = int(image.shape[0]), int(weights.shape[1])
+        moved = _move_narrow(image, channels)
         joined = int(weights.shape[0]) == 1 and self._wastes_positions(image)
         moved = _join_images(moved) if joined else moved
-        pieces = self._choose_pieces((int(moved.shape[0]), outputs, int(moved.shape[1])), channels)
-        left = self._order_taps(weights, round_up(channels, DEPTH * pieces))
+        blocks = self._choose_blocks((int(moved.shape[0]), outputs, int(moved.shape[1])), channels)
+        left, pieces = self._order_taps(weights, round_up(channels, DEPTH * blocks.pieces)), blocks.pieces * blocks.cuts
         checked = self.has_missing_taps
-        sums = self._launch(moved, left, 1, pieces, channels, f32 if pieces > 1 or checked else dtype)
+        sums = self._launch(moved, left, 1, blocks, channels, f32 if pieces > 1 or checked else dtype)
         if checked:
             return basic.cast(self._check(sums, weights, image, joined), dtype=dtype)
         lead = (outputs, count) if joined else (count, outputs)
@@ -273,23 +291,44 @@ class PositionConvolution:
         found = basic.cast(reduce.sum(parts, axis=(0,)), dtype=dtype) if pieces > 1 else shape.squeeze(parts, axis=0)
         return shape.permute(found, axes=(1, 0, *range(2, found.ndim))) if joined else found
 
-    def _choose_pieces(self, results: tuple[int, int, int], channels: int) -> int:
-        """The pieces of the channels that take the least time: those that run at once, and the sum of their results
-        [Z, O, P]."""
-        (count, outputs, positions), blocks = results, ceil_divide(channels, DEPTH)
-        rows = 64 if outputs <= 64 else 128
-        programs = count * ceil_divide(outputs, rows) * ceil_divide(positions, 128)
-        step = 2 * rows * 128 * DEPTH * math.prod(self.taps) / (BF16_RATE / BUSY_PROGRAMS)
-        times = {
-            n: step * ceil_divide(blocks, n) + (0 if n == 1 else 8 * n * math.prod(results) / MEMORY_RATE)
-            for n in range(1, max(1, min(blocks, BUSY_PROGRAMS // programs)) + 1)
-        }
+    def _choose_blocks(self, results: tuple[int, int, int], channels: int) -> WindowBlocks:
+        """The division of the contraction and the blocks of results [Z, O, P] that take the least time: the waves of
+        programs, and the sum of the parts' results."""
+        (count, outputs, positions), rounds = results, ceil_divide(channels, DEPTH)
+        fits = [each for each in BLOCK_RATES if self.wave_blocks or each in PLAIN_BLOCKS]
+        times = dict[WindowBlocks, float]()
+        for rows, columns in fits:
+            programs = count * ceil_divide(outputs, rows) * ceil_divide(positions, columns)
+            most = max(1, BUSY_PROGRAMS // programs)
+            for cuts in (n for n in range(1, self.taps[1] + 1) if self.taps[1] % n == 0 and n <= most):
+                for pieces in range(1, min(rounds, most // cuts) + 1):
+                    parts = pieces * cuts
+                    depth = DEPTH * ceil_divide(rounds, pieces) * math.prod(self.taps) // cuts
+                    sizes = count * parts, outputs, depth, positions
+                    added = 8 * parts * math.prod(results) / MEMORY_RATE + LAUNCH_SECONDS if parts > 1 else 0
+                    waves = estimate_waves(sizes, (rows, columns), BUSY_PROGRAMS, turned=True)
+                    times[WindowBlocks(pieces, cuts, rows, columns)] = waves * STEP_SECONDS + added
         return min(times, key=times.__getitem__)
+
+    def _choose_plain_blocks(self, image: Tensor, weights: Tensor, pieces: int) -> WindowBlocks:
+        """Large blocks, of more columns where their programs fill a GPU."""
+        count, positions, outputs = int(image.shape[0]), int(image.shape[1]), int(weights.shape[1])
+        rows = 64 if outputs <= 64 else 128
+        fills = count * ceil_divide(outputs, rows) * ceil_divide(positions, 256) >= BUSY_PROGRAMS
+        return WindowBlocks(pieces, 1, rows, 256 if fills else 128)
 
     def _wastes_positions(self, image: Tensor) -> bool:
         """Whether blocks of positions of one image are much longer than it."""
         count, _, positions = (int(n) for n in image.shape)
         return count > 1 and round_up(positions, 128) > 1.1 * positions
+
+    def _folds_taps(self, image: Tensor, outputs: int) -> bool:
+        """Whether a contraction with the taps along the last axis as channels saves more than their copies take."""
+        plain, folded = self._count_depth(image, 1), self._count_depth(image, self.taps[-1])
+        count, channels, positions = (int(n) for n in image.shape)
+        saved = 2 * (plain - folded) * count * outputs * positions / BF16_RATE
+        written = self.taps[-1] * count * channels * positions * image.dtype.bits / 8
+        return folded < 0.85 * plain and saved > written / FOLD_RATE
 
     def _count_depth(self, image: Tensor, folded: int) -> int:
         """The elements that the products contract, where so many taps along the last axis are channels."""
@@ -331,19 +370,19 @@ class PositionConvolution:
         parts = shape.reshape(shape.permute(parts, axes=(0, 2, 1, 3)), shape=(groups, outputs, taps, -1))
         return shape.reshape(resize(parts, (groups, outputs, taps, depth)), shape=(groups, outputs, taps * depth))
 
-    def _launch(self, image: Tensor, weights: Tensor, parts: int, pieces: int, channels: int, dtype: DType) -> Tensor:
-        """The sums [S · pieces, Z, O, P]: over all parts, or over some of them where the results are few."""
+    def _launch(
+        self, image: Tensor, weights: Tensor, parts: int, choice: WindowBlocks, channels: int, dtype: DType
+    ) -> Tensor:
+        """The sums [S · pieces · cuts, Z, O, P]: over all parts, or over some of them where the results are few."""
+        (pieces, cuts, rows, columns), total = choice, choice.pieces * choice.cuts
         count, positions, outputs = int(image.shape[0]), int(image.shape[1]), int(weights.shape[1])
-        rows = 64 if outputs <= 64 else 128
-        lines = count * ceil_divide(outputs, rows)
-        columns = 256 if lines * ceil_divide(positions, 256) >= BUSY_PROGRAMS else 128
-        programs = pieces * lines * ceil_divide(positions, columns)
+        programs = total * count * ceil_divide(outputs, rows) * ceil_divide(positions, columns)
         chunks = max(n for n in range(1, parts + 1) if parts % n == 0 and (n == 1 or n * programs <= BUSY_PROGRAMS))
-        memory = OutputMemory(TensorType((chunks * pieces, count, outputs, positions), dtype))
+        memory = OutputMemory(TensorType((chunks * total, count, outputs, positions), dtype))
         depth = int(weights.shape[2]) // (parts * math.prod(self.taps))
-        constants = {"parts": parts // chunks, "pieces": pieces, "taps": self.taps, "steps": self.steps}
+        constants = {"parts": parts // chunks, "pieces": pieces, "cuts": cuts, "taps": self.taps, "steps": self.steps}
         blocks = {"channels": channels, "depth": depth, "BM": rows, "BN": columns, "BK": DEPTH}
-        grid = chunks * pieces * count, ceil_divide(outputs, rows), ceil_divide(positions, columns)
+        grid = chunks * total * count, ceil_divide(outputs, rows), ceil_divide(positions, columns)
         return launch(multiply_windows, grid, weights, image, memory, **constants, **blocks)
 
     def _check(self, sums: Tensor, weights: Tensor, image: Tensor, joined: bool) -> Tensor:
@@ -408,6 +447,12 @@ def cut_channels(channels: int, taps: int) -> tuple[int, int]:
     return pieces, pieces * width * DEPTH
 
 
+def _move_narrow(image: Tensor, channels: int) -> Tensor:
+    """An image [Z, C, P] as [Z, P, C'], with zeros after its channels: one kernel with what pads the image."""
+    count, _, positions = image.shape
+    return resize(shape.permute(image, axes=(0, 2, 1)), (count, positions, channels))
+
+
 def _move_channels(image: Tensor, order: tuple[int, ...], aligned: int) -> Tensor:
     """The parts of an image [Z, C, P] as [Z, P, parts · C'], with C' channels; without an order the image itself."""
     count, _, positions = (int(n) for n in image.shape)
@@ -426,12 +471,13 @@ STACK_RATE = 0.5e12  # bytes a second at which stacked slices are written and re
 LONGEST = 8192  # elements of a window, with as many channels as a block has: more are cut off too often by tensor cores
 
 
-def match_windows(uses: UseDef, weights: Value, columns: Value) -> WindowProduct | None:
+def match_windows(uses: UseDef, weights: Value, columns: Value, wave_blocks: bool = False) -> WindowProduct | None:
     """The product of weights and stacked windows as a convolution, or None where it is none or that does not pay."""
     found = find_windows(uses, weights, columns)
     if found is None:
         return None
-    return found if estimate_positions(found) < min(estimate_gathered(found), estimate_stacked(found)) else None
+    pays = estimate_positions(found) < min(estimate_gathered(found), estimate_stacked(found))
+    return replace(found, wave_blocks=wave_blocks) if pays else None
 
 
 def find_windows(uses: UseDef, weights: Value, columns: Value) -> WindowProduct | None:

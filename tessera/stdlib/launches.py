@@ -355,15 +355,16 @@ def _(node: Node, uses: UseDef, plan: LoweringPlan) -> LibraryLowering | None:
         return None if deep is None else LibraryLowering((deep.left.source, deep.right.source), deep.compute)
     if plain and (gathered := match_gathered(uses, *node.args)) is not None:
         return LibraryLowering((gathered.product.windows.image, gathered.product.weights), gathered.compute)
-    if same and dtype in (f32, bf16, f16) and (windows := match_windows(uses, *node.args)) is not None:
+    floats = same and dtype in (f32, bf16, f16)
+    if floats and (windows := match_windows(uses, node.args[0], node.args[1], plan.wave_blocks)) is not None:
         return LibraryLowering((windows.windows.image, windows.weights), windows.compute)
-    if same and dtype in (f32, bf16, f16) and (direct := match_direct(uses, *node.args)) is not None:
+    if floats and (direct := match_direct(uses, *node.args)) is not None:
         return LibraryLowering((direct.product.windows.image, direct.product.weights), direct.compute)
     found: ThinProduct | SplitProduct | ChunkedProduct | JoinedProduct | None
     if same and (rows := match_row_product(uses, node.args[0], node.args[1])) is not None:
         return LibraryLowering((rows.vectors, rows.matrix.source), rows.compute)
     found = (match_thin_product(uses, *node.args) or match_split_product(uses, *node.args)) if plain else None
-    found = found or match_chunked_product(uses, node.args[0], node.args[1], out)
+    found = found or match_chunked_product(uses, node.args[0], node.args[1], out, plan.wave_blocks)
     return None if found is None else LibraryLowering((found.left.source, found.right.source), found.compute)
 
 

@@ -26,6 +26,7 @@ from tessera.stdlib.split_products import ProductOperand, find_operand, measure_
 
 MOST_ROWS = 2
 COLUMNS, DEPTH = 256, 32  # of the block of a round, for one row
+UNALIGNED_DEPTH = 16  # of such a block where a thread loads single elements: the registers of more programs
 TURNED_ROWS, TURNED_DEPTH = 8, 256  # of that of a matrix that is transposed in memory
 LEAST_TURNED, LEAST_TURNED_DEPTH = 1 << 22, 1024  # elements of such a matrix; shorter rows are one program's each
 LEAST_ELEMENTS = 1 << 18  # of the matrix
@@ -38,9 +39,10 @@ MAPPED_UNIT = 16  # bytes of which rows are multiples that tensor maps load
 def multiply_rows(a, b, out, *, depth, BM, BN, BK):
     """out [S, Z, M, N] = for each s the product over the elements s · depth to (s + 1) · depth of the contraction.
 
-    On the grid (S, Z, blocks of N), for a [Z, M, K] of at most BM rows, and b [Z or 1, K, N].
+    On the grid (blocks of N, Z, S), for a [Z, M, K] of at most BM rows, and b [Z or 1, K, N]: programs that run side by
+    side read whole rows of b, which lie side by side in memory.
     """
-    chunk, z, j = tile.program_id(0), tile.program_id(1), tile.program_id(2) * BN
+    j, z, chunk = tile.program_id(0) * BN, tile.program_id(1), tile.program_id(2)
     first, zb = chunk * depth, z % b.shape[0]
     total = tile.zeros((BM, BK, BN), "f32")
     for k in tile.range(first, tile.minimum(first + depth, b.shape[1]), BK):
@@ -52,7 +54,7 @@ def multiply_rows(a, b, out, *, depth, BM, BN, BK):
 
 @kernel
 def multiply_turned_rows(a, b, out, *, depth, BM, BN, BK):
-    """As `multiply_rows` for b [Z or 1, N, K]."""
+    """As `multiply_rows` for b [Z or 1, N, K], on the grid (S, Z, blocks of N)."""
     chunk, z, j = tile.program_id(0), tile.program_id(1), tile.program_id(2) * BN
     first, zb = chunk * depth, z % b.shape[0]
     total = tile.zeros((BM, BN, BK), "f32")
@@ -78,7 +80,11 @@ class RowProduct:
     def block(self) -> tuple[int, int]:
         """The columns and the depth of the block of a round."""
         rows = 1 << (self.sizes[1] - 1).bit_length()
-        return (TURNED_ROWS // rows, TURNED_DEPTH) if self.matrix.turned else (COLUMNS, DEPTH // rows)
+        if self.matrix.turned:
+            return TURNED_ROWS // rows, TURNED_DEPTH
+        bits = get_tensor_type(self.matrix.source).dtype.bits
+        aligned = self.sizes[3] * bits // 8 % MAPPED_UNIT == 0
+        return COLUMNS, (DEPTH if aligned else UNALIGNED_DEPTH) // rows
 
     @property
     def depth(self) -> int:
@@ -99,6 +105,7 @@ class RowProduct:
         a, b = shape.reshape(a, shape=(batch, m, k)), shape.reshape(b, shape=self.matrix.folded)
         multiply = multiply_turned_rows if self.matrix.turned else multiply_rows
         grid, blocks = (parts, batch, ceil_divide(n, wide)), {"BM": rows, "BN": wide, "BK": deep}
+        grid = grid if self.matrix.turned else grid[::-1]
         sums = launch(multiply, grid, a, b, memory, depth=self.depth, **blocks)
         if parts > 1:
             sums = basic.cast(reduce.sum(sums, axis=(0,), keepdims=False), dtype=self.dtype)

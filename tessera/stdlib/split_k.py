@@ -10,6 +10,7 @@ time of the copies and of the faster product is less.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 
 from tessera.core.symbolic_dim import ceil_divide, round_up
@@ -21,7 +22,7 @@ from tessera.ir.core import Value
 from tessera.ir.rewrite import UseDef
 from tessera.ir.tensor import Tensor
 from tessera.lower.indexing_maps import get_tensor_type
-from tessera.lower.lowering_plan import LoweringPlan
+from tessera.lower.lowering_plan import BLOCK_RATES, STEP_SECONDS, WARPGROUP_SIDE, LoweringPlan, estimate_waves
 from tessera.ops.tensor import basic, contractions, reduce, shape
 from tessera.stdlib.gemm import zero_accumulator
 from tessera.stdlib.operand_copies import OperandCopy, put_side_by_side
@@ -46,7 +47,9 @@ LEAST_ELEMENTS = 1 << 20  # of the right operand, for the launch that adds up to
 LONG_DEPTH = 2048  # contractions that are cut where rows are many
 WAVE_ROWS = 128  # rows from which on programs compute whole blocks
 MOST_PARTS, WAVE_GAIN = 8, 0.9  # of a product of many blocks; what its time must fall to
-WHOLE_BLOCK, SMALL_BLOCK_RATE = 128 * 256, 0.85  # elements of a block, and the rate of smaller ones
+PLAIN_BLOCKS = ((128, 128), (128, 256), (64, 256))  # where no waves choose blocks
+WHOLE_GAIN = 0.95  # of the time of parts, from which on one launch is taken
+SMALL_BLOCK_RATE = 0.85  # of blocks of 128 x 128
 FEW_COLUMNS_RATE = 0.6  # the rate of blocks of few columns
 UNMAPPED_RATE = 110e12  # operations a second of 16-bit products without tensor maps, on a GPU that they fill
 COPY_RATE = 2e12  # bytes a second that copies of operands read and write
@@ -151,11 +154,12 @@ class JoinedProduct:
 
 
 def match_chunked_product(
-    uses: UseDef, left: Value, right: Value, out: DType | None = None
+    uses: UseDef, left: Value, right: Value, out: DType | None = None, wave_blocks: bool = False
 ) -> ChunkedProduct | JoinedProduct | None:
     """The product of two operands cut along its contraction or with copied operands, or None where neither pays.
 
-    `out` is the type of the results; None: that of the operands.
+    `out` is the type of the results; None: that of the operands. `wave_blocks`: a product by one launch has the blocks
+    whose waves take the least time (`LoweringPlan.wave_blocks`).
     """
     measured, dtype = measure_product(left, right), get_tensor_type(left).dtype
     out = out or dtype
@@ -183,7 +187,10 @@ def match_chunked_product(
     if any(copy.needed for copy in copies):
         return (_join_batch(found) or _widen_blocks(found)) if _copies_pay(found) else None
     if chunks == 1 and not few:
-        return _fill_waves(found)
+        return _fill_waves(found, wave_blocks)
+    if wave_blocks and m >= WARPGROUP_SIDE // 2 and n >= WARPGROUP_SIDE:
+        if _estimate_whole(found, BLOCK_RATES) < WHOLE_GAIN * _estimate_parts(found):
+            return None
     return found if _pays(m, k, n, chunks, sides[1].turned) else None
 
 
@@ -241,25 +248,30 @@ def _find_narrow_operand(uses: UseDef, side: ProductOperand) -> ProductOperand |
     return replace(side, source=node.args[0], moves=tuple(reversed(moves)))
 
 
-def _fill_waves(product: ChunkedProduct) -> ChunkedProduct | None:
+def _fill_waves(product: ChunkedProduct, wave_blocks: bool) -> ChunkedProduct | None:
     """The product in so many parts that the last wave of programs leaves less of a GPU idle, where that pays."""
-    (_, _, k, n), shapes = product.sizes, ((COLUMNS, product.rows), (MORE_COLUMNS, product.rows))
+    _, _, k, n = product.sizes
     if k < LONG_DEPTH or n < COLUMNS or k * n < LEAST_ELEMENTS:
         return None
-    whole = min(_estimate_seconds(product.sizes, rows, columns, 1) for columns, rows in (*shapes, (MORE_COLUMNS, 64)))
-    tried = [(c, columns) for c in range(2, min(MOST_PARTS, k // LEAST_DEPTH) + 1) for columns, _ in shapes]
-    times = {(c, columns): _estimate_seconds(product.sizes, product.rows, columns, c) for c, columns in tried}
+    whole = _estimate_whole(product, BLOCK_RATES if wave_blocks else PLAIN_BLOCKS)
+    widths = (COLUMNS, MORE_COLUMNS)
+    tried = [(c, columns) for c in range(2, min(MOST_PARTS, k // LEAST_DEPTH) + 1) for columns in widths]
+    times = {(c, columns): _estimate_parts(replace(product, chunks=c, columns=columns)) for c, columns in tried}
     chunks, columns = min(times, key=times.__getitem__)
     return replace(product, chunks=chunks, columns=columns) if times[chunks, columns] < WAVE_GAIN * whole else None
 
 
-def _estimate_seconds(sizes: tuple[int, int, int, int], rows: int, columns: int, chunks: int) -> float:
+def _estimate_whole(product: ChunkedProduct, blocks: Collection[tuple[int, int]]) -> float:
+    """The time of a product by one launch, with those of the blocks that take the least."""
+    return min(_estimate_parts(replace(product, rows=m, columns=n, chunks=1)) for m, n in blocks)
+
+
+def _estimate_parts(product: ChunkedProduct) -> float:
     """The time of a product in parts: waves of programs, and the launch that adds the parts up."""
-    batch, m, k, n = sizes
-    programs = batch * ceil_divide(m, rows) * ceil_divide(n, columns) * chunks
-    rate = BF16_RATE / BUSY_PROGRAMS * (1.0 if rows * columns >= WHOLE_BLOCK else SMALL_BLOCK_RATE)
+    (batch, m, k, n), chunks = product.sizes, product.chunks
     added = 8 * chunks * batch * m * n / MEMORY_RATE + COPY_SECONDS if chunks > 1 else 0.0
-    return ceil_divide(programs, BUSY_PROGRAMS) * 2 * rows * columns * ceil_divide(k, chunks) / rate + added
+    sizes, block = (batch * chunks, m, ceil_divide(k, chunks), n), (product.rows, product.columns)
+    return estimate_waves(sizes, block, BUSY_PROGRAMS, product.right.turned) * STEP_SECONDS + added
 
 
 def _chunk_scalars(

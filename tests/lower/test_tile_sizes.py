@@ -107,6 +107,35 @@ def test_programs_of_few_columns_add_up_many_rows_in_a_round():
     assert last["i0"] == 8 and last["r0"] >= 64  # of the sums of parts
 
 
+def choose_block(m, k, n, function=lambda a, b: a @ b, dtype=np.float16, target="ptx:sm_90a"):
+    """The rows and columns of a block of a product [m, k] . [k, n]."""
+    traced = ts.jit(function).trace(np.zeros((m, k), dtype), np.zeros((k, n), dtype))
+    kernel = next(x for x in lower(traced.function, target)["schedule"].main.body.nodes if x.op is schedule.kernel)
+    dims = zip(kernel.attrs["dims"], kernel.attrs["schedule"]["tile"], strict=True)
+    return tuple(t for (_, _, kind), t in dims if kind == "parallel")
+
+
+@pytest.mark.parametrize(
+    ("sizes", "block"),
+    [
+        ((768, 8192, 3072), (128, 160)),  # 120 programs for 132 processors
+        ((3136, 4096, 1024), (64, 128)),
+        ((512, 768, 768), (64, 64)),  # not 32 x 64, which is no warp group's
+        ((2048, 8192, 1536), (128, 192)),
+        ((12544, 1000, 384), (64, 192)),
+        ((4096, 4096, 4096), (128, 256)),
+        ((8192, 768, 3072), (128, 128)),  # short contractions: the other team stores
+    ],
+)
+def test_blocks_whose_waves_take_least_time(sizes, block):
+    assert choose_block(*sizes) == block
+
+
+def test_blocks_of_other_products_have_powers_of_two():
+    assert choose_block(3136, 4096, 1024, target="ptx:sm_80") == (128, 256)
+    assert choose_block(3136, 4096, 1024, lambda a, b: ts.gelu(a @ b)) == (128, 128)
+
+
 def test_blocks_of_products_fill_the_last_wave_of_programs():
     """192 blocks of 256 columns take two rounds of 132 programs, 384 of 128 columns take less than twice as many."""
     sizes = ((2048, 768), (2048, 3072), (1024, 3072))  # short contractions overlap what follows them

@@ -367,3 +367,11 @@ def test_columns_of_taps_that_all_windows_have_in_the_padding():
     folded = ts.col2im(columns, (2, 2), (2, 3), dilation=(1, 3), padding=(0, 3), stride=(1, 1))
     middle = columns.reshape(2, 2, 3, 2)[:, :, 1]  # the other columns of a window are outside
     np.testing.assert_array_equal(folded.numpy()[0], middle)
+
+
+@pytest.mark.parametrize(("outputs", "products"), [(3, 1), (64, 4)])
+def test_transposed_convolutions_to_few_channels_are_one_product(outputs, products):
+    """Else each phase is a product; the first one has 16 rows for each channel."""
+    x, w = np.ones((1, 64, 5, 5), np.float32), np.ones((64, outputs, 4, 4), np.float32)
+    traced = ts.jit(lambda x, w: ts.conv_transpose2d(x, w, stride=2, padding=1)).trace(x, w).function
+    assert sum(node.op.name == "ts.dot" for node in traced.body.walk()) == products

@@ -57,12 +57,12 @@ def test_batches_types_and_what_follows(small):
     np.testing.assert_allclose(got.astype("f8"), want.astype("f8"), rtol=2**-9, atol=2**-6)
 
 
-def match(m, k, n, turned=False, function=None):
+def match(m, k, n, turned=False, function=None, wave_blocks=False):
     a, b = (np.zeros(s, ml_dtypes.bfloat16) for s in ((m, k), (n, k) if turned else (k, n)))
     function = function or ((lambda a, b: a @ b.T) if turned else (lambda a, b: a @ b))
     traced = ts.jit(function).trace(a, b).function
     (node,) = [n for n in traced.body.walk() if n.op is contractions.dot]
-    found = split_k.match_chunked_product(UseDef(traced), *node.args)
+    found = split_k.match_chunked_product(UseDef(traced), *node.args, wave_blocks=wave_blocks)
     return found and (found.rows, found.chunks)
 
 
@@ -189,13 +189,23 @@ def test_long_products_by_multiply_add():
 
 
 def test_parts_that_fill_the_last_wave_of_programs():
-    assert match(3072, 8192, 768) == match(768, 8192, 3072) == (128, 3)  # 72 blocks of 128 x 256 on 132 processors
+    assert match(3072, 32768, 768) == match(768, 32768, 3072) == (128, 5)  # 72 blocks of 128 x 256 on 132 processors
     assert match(768, 8192, 768) == (128, 3) and match(2304, 8192, 768) is None
     assert match(768, 8192, 768, function=lambda a, b: a @ (b * 2)) == (
         128,
         3,
     )  # an operand of 16 bits is written first
-    assert match(8192, 50304, 768) == (128, 2) and match(8192, 768, 50304) is None
+    assert match(8192, 768, 50304) is None
+
+
+def test_parts_where_blocks_are_chosen_by_waves():
+    def parts(*sizes):
+        return match(*sizes, wave_blocks=True)
+
+    assert parts(3072, 8192, 768) is parts(768, 8192, 3072) is parts(8192, 50304, 768) is None  # 120 of 128 x 160
+    assert parts(512, 4096, 1024) is parts(256, 4096, 1024) is parts(64, 4096, 4096) is None  # blocks of 64 x 64
+    assert parts(4608, 32768, 256) == (128, 7) and parts(768, 8192, 768) == (128, 3)
+    assert parts(64, 4096, 1024) == (64, 8) and parts(24, 4096, 4096) == (64, 4)
 
 
 def test_products_of_casts_are_those_of_what_was_cast(monkeypatch):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, ClassVar
 
@@ -135,8 +135,8 @@ def _check_shared_bytes(name: str, entry: KernelEntry, arch: str, loc: Any) -> N
 # Blocks of products as warp groups take them; rows of reductions in registers; as many programs as keep a GPU busy.
 PLAN = LoweringPlan(
     stack_views=False,
-    m=128, n=256, busy_n=128, warpgroup_rows=64, processors=132, k=64, whole_k=63, multiple=128, rows=4096,
-    row_limit=32768, row_tile=8192, row_warps=8,
+    m=128, n=256, busy_n=128, warpgroup_rows=64, processors=132, wave_blocks=True, k=64, whole_k=63, multiple=128,
+    rows=4096, row_limit=32768, row_tile=8192, row_warps=8,
     pointwise=1024, pointwise_bytes=8192, lanes=32, result_lanes=1024, power_of_two_tiles=True, peel=True,
     collapse=True, programs=96,
     flash_m=64, flash_n=64, flash_deep=128, tensor_cores=True, vector_products=1, vector_results=512,
@@ -157,6 +157,16 @@ MAX_COOPERATIVE_GROUPS = (
 
 
 @dataclass(frozen=True)
+class ArchitecturePlan:
+    """The plan for an architecture; for the one of this machine, its driver is asked when something is lowered."""
+
+    arch: str
+
+    def __call__(self) -> LoweringPlan:
+        return PLAN if (self.arch or choose_default_arch()) == "sm_90a" else replace(PLAN, wave_blocks=False)
+
+
+@dataclass(frozen=True)
 class PtxGenerator:
     """The generator for NVIDIA GPUs; `configured("sm_90a")` emits for this architecture whatever the machine has."""
 
@@ -174,7 +184,7 @@ class PtxGenerator:
 
     @cached_property
     def capabilities(self) -> Capabilities:
-        """What a GPU of compute capability 8.0 or more can do."""
+        """What a GPU of compute capability 8.0 or more can do, with the tiles for the architecture."""
         return Capabilities(
             16,
             tuple(PTX_TYPES),
@@ -183,7 +193,7 @@ class PtxGenerator:
             lockstep=WARP_THREADS,
             symbolic=True,
             prefers_static=True,
-            plan=PLAN,
+            plan=ArchitecturePlan(self.arch),
             donation=True,
             plan_choices=PLAN_CHOICES,
         )

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import cast
 
 from tessera.core.symbolic_dim import Dim, Size, estimate_size, find_size_limit, round_up
-from tessera.core.types import bool_
+from tessera.core.types import bf16, bool_, f16, fp8_e4m3, fp8_e5m2, int8, uint8
 from tessera.ir.core import Attrs, Block, Node, Value
 from tessera.lower.indexing_maps import (
     BodyIndexing,
@@ -18,7 +18,14 @@ from tessera.lower.indexing_maps import (
     analyse_body,
     get_tensor_type,
 )
-from tessera.lower.lowering_plan import LEAST_LANES, NARROW_LANES, LoweringPlan
+from tessera.lower.lowering_plan import (
+    BLOCK_RATES,
+    LEAST_LANES,
+    NARROW_LANES,
+    WARPGROUP_SIDE,
+    LoweringPlan,
+    estimate_waves,
+)
 from tessera.ops.dialects import schedule
 from tessera.ops.tensor import elementwise
 
@@ -37,6 +44,7 @@ EVEN_PADDING, LEAST_EVEN_COLUMNS, LEAST_EVEN_ROWS, EVEN_GAIN, UNEVEN_GAIN = 1.25
 # Rows of an array, of so many elements at least, which a tile that more reductions than that share does not join.
 LEAST_ROW, LEAST_SHARED = 32, 3
 WHOLE_TILES = 64  # of a dim, of which one may be partial
+CROSSED_GAIN = 2  # of the elements of a transposed tile with one short dim, where blocks are padded
 MANY_PROGRAMS = 4096  # that remain where programs of pointwise kernels hold more elements
 # A symbolic size is cut in about so many tiles, of at least so many elements: small sizes then waste little.
 SYMBOLIC_TILES, MIN_SYMBOLIC_TILE = 64, 16
@@ -83,9 +91,19 @@ class TileSizeSearch:
         radices = self._radices(dim)
         sizes = range(target, (target - 1) // 2, -1)
         fits = [t for t in sizes if _fits_radices(t, radices)] if radices else sizes
+        if radices and self.plan.power_of_two_tiles:  # a block of several axes is padded along each
+            fits = [t for t in fits if self._count_padded(t, radices) <= self.pad(target)] or fits
         even = [t for t in fits if t % multiple == 0]
         exact = [t for t in even if extent % t == 0]
         return next(iter((*exact, *even, *fits, target)))
+
+    def _count_padded(self, tile: int, radices: Iterable[int]) -> int:
+        """The elements in registers of a tile that is a block of several axes of memory."""
+        count, inner = 1, 1
+        for r in (*sorted(radices), tile):
+            if r <= tile and r % inner == 0 and tile % r == 0:
+                count, inner = count * self.pad(r // inner), r
+        return count
 
     def cut_to_rows(self, dim: int, size: int) -> int:
         """A tile of a dim that many reductions share, or one row of an array of which it has several, where each is
@@ -225,6 +243,9 @@ SMALL_PRODUCT = 1 << 20  # multiply-adds, fewer of which take less time than to 
 # Blocks of a product grow to so many rows while they and their results have at most so many bytes, and so many
 # programs are left for each that is wanted.
 MAX_BLOCK_ROWS, MAX_BLOCK_BYTES, BLOCKS_OF_A_PROGRAM = 1024, 1 << 19, 4
+COPIED_TYPES = (f16, bf16, fp8_e4m3, fp8_e5m2, int8, uint8)
+COPY_ALIGNMENT = 16  # bytes that divide a row of memory which tensor maps load
+WAVE_GAIN = 0.95  # of the time of waves, from which on it is the measure of blocks
 MAX_EPILOGUE_DEPTH = 4096  # of a contraction beside which what follows takes time: measured, equal at about 6,000
 
 
@@ -247,6 +268,7 @@ def _tile_matmul(tiling: TileSizeSearch, node: Node) -> None:
             _balance_packing(tiling, m, n, plan.product_pack * narrow, narrow > 1)
     else:
         tiling.shrink([(m, MIN_TILE_M), (n, MIN_TILE_N)])
+        _balance_waves(tiling, node, m, n)
         _pad_rows(tiling, node, m, n)
 
 
@@ -269,6 +291,61 @@ def _heighten_blocks(tiling: TileSizeSearch, product: Node, m: Sequence[int], n:
                 return
         rows //= 2
     tiling.tile = before
+
+
+def _balance_waves(tiling: TileSizeSearch, product: Node, m: Sequence[int], n: Sequence[int]) -> None:
+    """Blocks whose waves of programs take the least time, where that is less by far.
+
+    Of products that copies feed, whose columns need not be a power of two. Where much follows a product, only in place
+    of blocks that are too small for a warp group.
+    """
+    plan, k = tiling.plan, product.attrs["dim"]
+    if plan.processors is None or not plan.wave_blocks or not _feeds_by_copies(tiling, product, m, n):
+        return
+    block, most = (tiling.tile[m[0]], tiling.tile[n[0]]), plan.n
+    if _has_costly_epilogue(tiling, product, m, n):
+        if min(block) >= WARPGROUP_SIDE:
+            return
+        most = plan.busy_n or plan.n
+    outer = math.prod(tiling.extents[d] for d in tiling.parallel() if d not in (*m, *n))
+    narrow = get_tensor_type(product.args[0]).dtype.bits == 8  # twice as many are multiplied at once
+    sizes = outer, tiling.extents[m[0]], tiling.extents[k] // (1 + narrow), tiling.extents[n[0]]
+    if sizes[1] < WARPGROUP_SIDE // 2 or sizes[3] < WARPGROUP_SIDE:
+        return  # bound by memory
+    turned = _runs_along(tiling, product.args[1], k)
+    fits = [each for each in BLOCK_RATES if each[0] <= plan.m and each[1] <= most]
+    blocks = [each for each in fits if not narrow or _floor_power_of_two(each[1]) == each[1]]
+    found = {each: estimate_waves(sizes, each, plan.processors, turned) for each in blocks}
+    best = min(found, key=found.__getitem__, default=block)
+    if best != block and found[best] < WAVE_GAIN * estimate_waves(sizes, block, plan.processors, turned):
+        tiling.tile[m[0]], tiling.tile[n[0]] = best
+
+
+def _runs_along(tiling: TileSizeSearch, v: Value, dim: int) -> bool:
+    """Whether neighbours along a dim are neighbours in the memory that a value is loaded from."""
+    load = next(node for node in tiling.block.nodes if v in node.results)
+    return dim in find_unit_stride_dims(tiling.forms.indices(load)[-1])
+
+
+def _feeds_by_copies(tiling: TileSizeSearch, product: Node, m: Sequence[int], n: Sequence[int]) -> bool:
+    """Whether tensor maps load both operands of a product, of 8-bit elements along the contraction."""
+    made = {v: node for node in tiling.block.nodes for v in node.results}
+    sides = (*m, *n)
+    if len(m) != 1 or len(n) != 1 or not all(map(tiling.is_static, (*sides, product.attrs["dim"]))):
+        return False
+    if not set(sides) <= set(tiling.parallel()):
+        return False
+    for v in product.args:
+        node = made.get(v)
+        if node is None or node.op is not schedule.load:
+            return False
+        type = node.args[0].type
+        row = int(type.shape[-1]) * type.dtype.bits // 8  # type: ignore[union-attr]
+        if type.dtype not in COPIED_TYPES or row % COPY_ALIGNMENT:  # type: ignore[union-attr]
+            return False
+        if type.dtype.bits == 8 and not _runs_along(tiling, v, product.attrs["dim"]):  # type: ignore[union-attr]
+            return False
+    return True
 
 
 def _pad_rows(tiling: TileSizeSearch, product: Node, m: Sequence[int], n: Sequence[int]) -> None:
@@ -471,7 +548,9 @@ def _tile_pointwise(tiling: TileSizeSearch, node: Node) -> None:
         for dim in crossed:
             tiling.tile[dim] = tiling.cut(dim, plan.lanes)
         short, long = min(crossed, key=tiling.extents.__getitem__), max(crossed, key=tiling.extents.__getitem__)
-        if (spare := plan.lanes // tiling.pad(tiling.tile[short])) > 1:  # more of a dim beside a short one
+        most = CROSSED_GAIN * plan.lanes if plan.power_of_two_tiles else plan.lanes
+        spare = most // tiling.pad(tiling.tile[short])
+        if tiling.extents[short] <= plan.lanes and spare > 1:  # more of a dim beside a short one
             tiling.tile[long] = tiling.cut(long, spare * plan.lanes)
         budget //= math.prod(tiling.tile[d] for d in crossed)
         dims = [d for d in dims if d not in crossed]

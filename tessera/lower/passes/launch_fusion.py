@@ -52,7 +52,7 @@ def _fuse_once(block: Block) -> list[Node] | None:
     scope = _Scope(block)
     for launch in block.nodes:
         if launch.op is control_flow.launch and _is_plain(launch):
-            made = _fuse_producers(scope, launch) or _fuse_consumers(scope, launch)
+            made = _fuse_producers(scope, launch) or _fuse_consumers(scope, launch) or _fuse_narrowing(scope, launch)
             if made is not None:
                 return made
     return None
@@ -62,7 +62,7 @@ class _Scope:
     """What makes and what uses each value of a block, and where."""
 
     def __init__(self, block: Block) -> None:
-        self.nodes = block.nodes
+        self.block, self.nodes = block, block.nodes
         self.producers = {v: n for n in block.nodes for v in n.results}
         self.places = {n: i for i, n in enumerate(block.nodes)}
         self.uses: dict[Value, list[Node | None]] = {}  # None: a result of the block
@@ -106,6 +106,38 @@ def _fuse_consumers(scope: _Scope, launch: Node) -> list[Node] | None:
         return None
     gone, last = {launch, *region.nodes[:-1]}, region.nodes[-1]
     return [m for n in scope.nodes if n not in gone for m in (made if n is last else [n])]
+
+
+def _fuse_narrowing(scope: _Scope, launch: Node) -> list[Node] | None:
+    """A cast to a narrower type of most of a launch's result, which slices and views have taken: the launch stores the
+    narrow type, of all of it."""
+    used = [v for v in launch.results if scope.uses.get(v)]
+    chain = _follow_moves(scope, used[0]) if len(used) == 1 else []
+    if not chain or chain[-1].op is not basic.cast or all(n.op is not shape.slice_ for n in chain):
+        return None
+    own, cast, (source, out) = used[0], chain[-1], (used[0].type, chain[-1].out.type)
+    counts = [math.prod(int(n) for n in t.shape) for t in (source, out)]  # type: ignore[union-attr]
+    if source.policy is not out.policy is None or out.dtype.bits >= source.dtype.bits or counts[0] > 2 * counts[1]:  # type: ignore[union-attr]
+        return None
+    value = Value(replace(source, dtype=out.dtype), own.hint)  # type: ignore[type-var, union-attr]
+    made = [replace(cast, args=(own,), results=(value,))]
+    for node in chain[:-1]:
+        moved = Value(replace(node.out.type, dtype=out.dtype), node.out.hint) if node is not chain[-2] else cast.out  # type: ignore[type-var, union-attr]
+        made.append(replace(node, args=(value,), results=(moved,)))
+        value = moved
+    nodes = tuple(m for n in scope.nodes if n not in chain[:-1] for m in (made if n is cast else [n]))
+    return _fuse_consumers(_Scope(replace(scope.block, nodes=nodes)), launch)
+
+
+def _follow_moves(scope: _Scope, value: Value) -> list[Node]:
+    """The nodes that a value goes through, each the only use of the one before: moves of elements, and what follows."""
+    found: list[Node] = []
+    while len(users := scope.uses.get(value, [])) == 1 and users[0] is not None and len(users[0].results) == 1:
+        found.append(users[0])
+        value = users[0].out
+        if users[0].op not in (shape.reshape, shape.permute, shape.slice_):
+            break
+    return found
 
 
 def _is_plain(launch: Node) -> bool:

@@ -285,13 +285,21 @@ def _divide_axis(axis: int, size: int, parts: int, stretch: float, merged: Seque
     step = PART_MULTIPLE if axis == -1 and size >= parts * PART_MULTIPLE else 1
     length = round_up(-(-size // parts), step)
     even = [n for n in range(length, min(int(stretch * length), size // 2) + 1, step) if size % n == 0]
-    whole = [n for n in even if all(n % m == 0 or m % n == 0 for m in merged)]
+    whole = [n for n in even if _fits_merged(n, merged)]
+    if merged and not whole:  # rather than aligned: other parts are written before they are read
+        most = min(int(stretch * length), size // 2)
+        whole = [n for n in range(-(-size // parts), most + 1) if size % n == 0 and _fits_merged(n, merged)]
     exact = next(iter((*whole, *even)), None)
     if exact is not None:
         return AxisSplit(axis, size // exact, exact, 0)
     if parts * step <= length:  # one part less is a part too much for the last program: the rest is short
         length -= step
     return AxisSplit(axis, size // length, length, size % length)
+
+
+def _fits_merged(length: int, merged: Sequence[int]) -> bool:
+    """Whether parts of this length are blocks of axes that have been merged."""
+    return all(length % m == 0 or m % length == 0 for m in merged)
 
 
 def _reduce_in_parts(node: Node, operand: SplitOperand, axes: Axes, split: AxisSplit, computed: bool) -> Tensor:

@@ -3,6 +3,7 @@ convolution of the input with zeros between its elements (Dumoulin and Visin 201
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Sequence
 from typing import Any
@@ -33,6 +34,8 @@ IntPair = int | Sequence[int]
 Padding = int | str | Sequence[int]
 Sides = Sequence[tuple[Any, Any]]  # what is added before and after each spatial axis
 MAX_SLICES = 128  # windows of more elements are gathered: a slice for each is too long a program
+# Transposed convolutions to so few channels add up windows, of at most so many elements for each channel of the input.
+FOLDED_OUTPUTS, FOLDED_ELEMENTS = 63, 16
 MAX_DEPTHWISE = 64  # depthwise windows of more elements are products of matrices
 AXIS_NAMES = {1: "W", 2: "H, W", 3: "D, H, W"}
 
@@ -304,6 +307,9 @@ def _convolve_phases(
     element of the kernel, so that no zeros are multiplied."""
     if groups == 1 and tuple(w.shape[2:]) == tuple(steps) and not any(around):
         return _spread_elements(x, w, counts)
+    few = w.shape[1] <= min(FOLDED_OUTPUTS, x.shape[1]) and count_elements(w.shape[1:]) <= FOLDED_ELEMENTS * x.shape[1]
+    if groups == 1 and few:
+        return _fold_products(x, w, steps, around, counts)
     rank, turns = len(steps), [-(-n // s) for n, s in zip(counts, steps, strict=True)]
     found: dict[tuple[int, ...], Tensor] = {}
     for phase in itertools.product(*(range(s) for s in steps)):
@@ -330,6 +336,16 @@ def _spread_elements(x: Tensor, w: Tensor, counts: Sequence[int]) -> Tensor:
     )
     sides = [(0, n - m) for n, m in zip(counts, whole.shape[2:], strict=True)]  # of output_padding
     return pad_spatial(whole, sides, 0)
+
+
+def _fold_products(x: Tensor, w: Tensor, steps: Sequence[int], around: Sequence[int], counts: Sequence[int]) -> Tensor:
+    """A transposed convolution to few channels: one product has a row for each channel and element of the kernel, where
+    each phase would have a product of few rows; the windows of all elements are then added up."""
+    rows = reshape(w, shape=(w.shape[0], count_elements(w.shape[1:])))
+    flat = reshape(x, shape=(*x.shape[:2], count_elements(x.shape[2:])))
+    windows = matmul(permute(rows, axes=(1, 0)), flat, dtype=x.type.accumulate)
+    cut = reshape(windows, shape=(x.shape[0], w.shape[1], count_elements(w.shape[2:]), *x.shape[2:]))
+    return cast(_fold_phases(cut, counts, w.shape[2:], steps, around), dtype=x.dtype)
 
 
 def _flip_kernel(w: Tensor, groups: int) -> Tensor:
@@ -480,9 +496,10 @@ def col2im(
 
 
 def _fold_phases(
-    cut: Tensor, sizes: Sequence[int], kernel: Sequence[int], steps: Sequence[int], around: Sequence[int]
+    cut: Tensor, sizes: Sequence[Any], kernel: Sequence[Any], steps: Sequence[int], around: Sequence[int]
 ) -> Tensor:
-    """The sum of columns [B, C, KH · KW, windows] by phases: element s · t + phase sums every s-th tap of windows."""
+    """The sum of columns [B, C, kernel elements, windows] by phases: element s · t + phase sums every s-th tap of
+    windows."""
     turns = [-(-n // s) for n, s in zip(sizes, steps, strict=True)]
     found: dict[tuple[int, ...], Tensor] = {}
     for phase in itertools.product(*map(range, steps)):
@@ -493,11 +510,11 @@ def _fold_phases(
             low = [j - before for (j, _), (before, _) in zip(place, ahead, strict=True)]
             if any(not -n < m < t for n, m, t in zip(cut.shape[3:], low, turns, strict=True)):
                 continue  # no window has this tap there
-            tap = place[0][1] * kernel[1] + place[1][1]
-            stop = (*cut.shape[:2], tap + 1, *cut.shape[3:])
-            part = squeeze(slice_(cut, start=(0, 0, tap, 0, 0), stop=stop, step=(1,) * 5), 2)
+            tap = functools.reduce(lambda i, each: i * each[1] + each[0][1], zip(place, kernel, strict=True), 0)
+            start, stop = (0, 0, tap, *(0 for _ in sizes)), (*cut.shape[:2], tap + 1, *cut.shape[3:])
+            part = squeeze(slice_(cut, start=start, stop=stop, step=(1,) * cut.ndim), 2)
             high = [t - n - m for t, n, m in zip(turns, part.shape[2:], low, strict=True)]
             total = pad_spatial(part, list(zip(low, high, strict=True)), 0) + total
         found[phase] = total
     whole = interleave_phases(found, 2)
-    return slice_(whole, start=(0,) * 4, stop=(*whole.shape[:2], *sizes), step=(1,) * 4)
+    return slice_(whole, start=(0,) * whole.ndim, stop=(*whole.shape[:2], *sizes), step=(1,) * whole.ndim)

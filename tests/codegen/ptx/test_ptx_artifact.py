@@ -182,3 +182,11 @@ def test_a_file_name_with_quotes_is_read_back():
     assert [files.number(name) for name in names] == [1, 2, 3]
     text = "\n".join([".version 8.0", ".target sm_80", ".address_size 64", *files.text()])
     assert PtxModuleParser(text, "k.ptx").files == dict(enumerate(names, 1))
+
+
+@pytest.mark.parametrize("arch", ["sm_90a", "sm_80"])
+def test_tiles_are_those_of_the_architecture(arch, tmp_path):
+    """120 blocks of 128 x 160 where copies feed them; else blocks have powers of two."""
+    a, b = np.zeros((768, 8192), np.float16), np.zeros((8192, 3072), np.float16)
+    folder = ts.build(ts.jit(lambda a, b: a @ b), a, b, out=tmp_path / "made", target="ptx", arch=arch)
+    assert ("grid = [6 : i64, 20 : i64]" in (folder / "tile.mlir").read_text()) == (arch == "sm_90a")

@@ -46,6 +46,7 @@ from tessera.ops.tensor import basic, contractions, elementwise, shape
 
 SWIZZLE_ROW_BYTES = 128  # bytes of one row of the swizzle
 MAINLOOP_COLUMNS = (64, 128, 256)
+HALF_COLUMNS = (96, 160, 192, 224)  # of 16-bit operands alone: their sums have registers for the next power of two
 WGMMA_BLOCK_ROWS = (64, 128, 256)
 ACCUMULATOR_REGISTERS = 128  # registers of a thread for the accumulator
 TMA_STRIDE = 16  # bytes that divide the length of a row in memory
@@ -334,11 +335,11 @@ def _has_wgmma_sizes(loop: MatmulLoop) -> bool:
     rows, columns, _ = loop.sizes
     type = loop.left.ref.type
     assert isinstance(type, RefType)
-    whole = rows in WGMMA_BLOCK_ROWS and columns in MAINLOOP_COLUMNS
-    whole = whole and (type.dtype in HALF_TYPES or not loop.left.flipped)
-    fits = rows * columns // (min(rows, 128) * 2) <= ACCUMULATOR_REGISTERS and (
-        type.dtype in HALF_TYPES or loop.right.flipped
-    )
+    half = type.dtype in HALF_TYPES
+    whole = rows in WGMMA_BLOCK_ROWS and columns in (*MAINLOOP_COLUMNS, *(HALF_COLUMNS if half else ()))
+    whole = whole and (half or not loop.left.flipped)
+    held = 1 << (columns - 1).bit_length()
+    fits = rows * held // (min(rows, 128) * 2) <= ACCUMULATOR_REGISTERS and (half or loop.right.flipped)
     same = are_mma_compatible(type.dtype, loop.right.ref.type.dtype)  # type: ignore[union-attr]
     return whole and fits and same and type.block(()).accumulate == ACCUMULATOR_TYPES[type.dtype]
 

@@ -31,6 +31,7 @@ from tessera.codegen.ptx.table.warpgroup.tensor_map import (
 )
 from tessera.codegen.ptx.text.builder import PtxBuilder, element_bytes
 from tessera.core.errors import ResourceError
+from tessera.core.symbolic_dim import ceil_divide
 from tessera.ir.core import Function, Node, Value
 from tessera.ir.rewrite import UseDef
 from tessera.ir.rules import Rules
@@ -238,7 +239,7 @@ def _count_parts(node: Node, side: int) -> int:
         if node.attrs["turned"]:
             return rows // BOX_COLUMNS
         return rows // SWIZZLE_ROWS if count_fetched_rows(node) == rows else 1
-    return columns // (SWIZZLE_ROWS if node.attrs["flipped"] else BOX_COLUMNS)
+    return columns // SWIZZLE_ROWS if node.attrs["flipped"] else ceil_divide(columns, BOX_COLUMNS)
 
 
 # Persistent kernels: as many blocks as the GPU runs at once, each with a share of the grid. The default order is bands

@@ -34,6 +34,7 @@ from tessera.ir.core import Node
 from tessera.ops.dialects import tile
 
 BOX_BYTES = BOX_COLUMNS * WGMMA_ROWS * 2
+STORE_COLUMNS = 16  # of one stmatrix
 BOXES_PER_ROUND = 2  # boxes that a warp group's staging buffer holds
 UNIT, MOST_WORD = 8, 4  # elements of a swizzled unit of 16 bytes, and of the widest access to rows that are no units
 GROUP_BARRIER = 2  # the named barrier of the first warp group; barriers 0 and 1 serve the block and all consumers
@@ -85,7 +86,7 @@ def _make_fragment_layout(ctx: EmissionContext, node: Node) -> object:
     block = static_shape(node.args[1])
     axis = find_row_axis(block)
     rows, columns = (0, 0) if axis is None else (block[axis], block[-1])
-    fits = rows >= WGMMA_ROWS and columns % BOX_COLUMNS == 0
+    fits = rows >= WGMMA_ROWS and columns >= BOX_COLUMNS and columns % STORE_COLUMNS == 0
     flat = make_wgmma_layout((rows, columns), ctx.team.threads) if fits else None
     return flat.reshaped(static_shape(node.args[1])) if flat is not None else None
 
@@ -113,7 +114,9 @@ class StagedStoreEmitter:
     def emit(self) -> None:
         """Emit the rounds of the store: each stages as many boxes as the buffer holds and copies them."""
         rows, columns = self.layout.shape[self.axis], self.layout.shape[-1]
-        parts = [(row, c) for row in range(0, rows, WGMMA_ROWS * self.groups) for c in range(0, columns, BOX_COLUMNS)]
+        # The last box of columns that are no whole boxes begins earlier: it stores some columns once more.
+        starts = [min(c, columns - BOX_COLUMNS) for c in range(0, columns, BOX_COLUMNS)]
+        parts = [(row, c) for row in range(0, rows, WGMMA_ROWS * self.groups) for c in starts]
         for first in range(0, len(parts), BOXES_PER_ROUND):
             boxes = parts[first : first + BOXES_PER_ROUND]
             self._begin_round()
@@ -145,11 +148,11 @@ class StagedStoreEmitter:
     def _stage_box(self, row: int, column: int, offset: int) -> None:
         """Write a box to shared memory by stmatrix, 16 columns at a time."""
         held, dtype = self.ctx.values[self.value], self.value.type.dtype
-        for chunk in range(BOX_COLUMNS // 16):
+        for chunk in range(BOX_COLUMNS // STORE_COLUMNS):
             words = []
             for across in (0, 8):
                 for down in (0, 8):
-                    first = column + 16 * chunk + across
+                    first = column + STORE_COLUMNS * chunk + across
                     pair = [held[self.layout.index[self._place(row + down, first + n)]] for n in (0, 1)]
                     words.append(pack_halves(self.text, dtype, *pair))
             address = f"[{self._emit_row_address(chunk)}+{offset}]"

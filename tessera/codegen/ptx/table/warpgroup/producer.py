@@ -24,6 +24,7 @@ from tessera.codegen.ptx.table.warpgroup.tensor_map import (
     stage_bytes,
 )
 from tessera.codegen.ptx.text.builder import PtxBuilder, element_bytes
+from tessera.core.symbolic_dim import ceil_divide
 from tessera.ir.core import Block, Function, Node, Value
 from tessera.ir.rewrite import UseDef
 from tessera.ops.dialects import control_flow
@@ -107,7 +108,7 @@ def _fetch_stage(ctx: EmissionContext, node: Node, index: str, buffer: str, full
     if node.attrs["flipped"]:
         second.fetch_rows(b, columns)
     else:
-        second.fetch_boxes(b, columns // BOX_COLUMNS)
+        second.fetch_boxes(b, ceil_divide(columns, BOX_COLUMNS))
 
 
 def _box_coordinates(ctx: EmissionContext, node: Node, side: str, index: str) -> list[str]:

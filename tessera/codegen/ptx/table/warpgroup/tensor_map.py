@@ -39,7 +39,7 @@ def stage_bytes(node: Node) -> tuple[int, int]:
     """The bytes of the left and of the right operand of a `gemm_mainloop` in a stage."""
     rows, columns, depth = node.attrs["block"]
     size = element_bytes(node.args[1].type.dtype)  # type: ignore[union-attr]
-    return rows * depth * size, columns * depth * size
+    return rows * depth * size, (columns if node.attrs["flipped"] else round_up(columns, BOX_COLUMNS)) * depth * size
 
 
 def count_fetched_rows(node: Node) -> int:

@@ -317,7 +317,8 @@ class MainloopConsumer:
             b = advance_descriptor(self.text, right, k * right_step)
             for part in range(self.rows // (WGMMA_ROWS * self.groups)):
                 a = advance_descriptor(self.text, left, k * left_step + part * part_bytes)
-                self._emit_mma(self.sums[part * part_sums : (part + 1) * part_sums], a, b)
+                first = part * part_sums  # registers for a power of two of columns, of which the last may have none
+                self._emit_mma(self.sums[first : first + self.columns // 2], a, b)
 
     def _emit_mma(self, sums: list[str], a: str, b: str, accumulate: bool = True) -> None:
         types = mma_type_suffix(self.left_type, self.right_type)
