@@ -9,7 +9,7 @@ LONG = {
     "tessera/codegen/ptx/passes/layout_inference.py": (680, "layouts of values and of loads, inferred in turns"),
     "tessera/codegen/ptx/runtime/gpu_program.py": (640, "a program on a GPU: its launches, its graph and its errors"),
     "tessera/core/symbolic_dim.py": (680, "polynomials and the proofs about them, which call each other"),
-    "tessera/frontend/jit/tracing.py": (740, "the state of a traced function, its calls and its programs: one class"),
+    "tessera/frontend/jit/tracing.py": (746, "the state of a traced function, its calls and its programs: one class"),
     "tessera/frontend/kernel/kernel_function.py": (640, "a kernel, its launches and its decorators"),
     "tessera/lower/graph_to_schedule/fusion.py": (
         680,

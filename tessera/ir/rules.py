@@ -3,6 +3,7 @@ derivative, transpose and batching rules."""
 
 from __future__ import annotations
 
+import importlib
 import inspect
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -88,6 +89,16 @@ class Op:
     def __repr__(self) -> str:
         return f"<op {self.name}>"
 
+    # The rule tables know an op by its identity: a copy is the op itself, and it is pickled by its name.
+    def __copy__(self) -> Op:
+        return self
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Op:
+        return self
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _find_op, (self.ref.__module__, self.name)
+
     def __call__(self, *args: Any, **attrs: Any) -> Any:
         return EAGER_CALL_HOOK[0](self, args, attrs)
 
@@ -171,6 +182,12 @@ ATTRIBUTE_ALIASES = {
 }  # fmt: skip
 
 REGISTRY: dict[str, Op] = {}
+
+
+def _find_op(module: str, name: str) -> Op:
+    """The op of a pickle, by the module that defines it."""
+    importlib.import_module(module)
+    return REGISTRY[name]
 
 
 def op(

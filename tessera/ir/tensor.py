@@ -251,6 +251,14 @@ class Tensor(OperatorStubs):
             return array.astype(dtype)
         return array.copy() if copy else array
 
+    def __copy__(self) -> Tensor:
+        """Another tensor of the same elements; a traced one, which does not change, is its own copy."""
+        return self if self.is_traced else _unpickle_tensor(self.numpy(), self.type, self.requires_grad)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Tensor:
+        """As `copy`, with memory of its own."""
+        return self if self.is_traced else _unpickle_tensor(self.numpy().copy(), self.type, self.requires_grad)
+
     def __reduce__(self) -> Any:
         return _unpickle_tensor, (self.numpy(), self.type, self.requires_grad)
 

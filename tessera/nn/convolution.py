@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from tessera.core.errors import ArgumentError, ShapeError, user_location
@@ -190,14 +190,33 @@ class ConvTranspose2d(_Convolution):
         self.padding = spread_sizes("padding", padding, self.rank)
         self.output_padding = spread_sizes("output_padding", output_padding, self.rank)
 
-    def forward(self, x: Any) -> Tensor:
-        """The transposed convolution of a batch of inputs, or of one."""
+    def forward(self, x: Any, output_size: Any = None) -> Tensor:
+        """The transposed convolution of a batch of inputs, or of one; `output_size` determines the output padding.
+
+        Raises:
+            ArgumentError: no output padding gives that size.
+        """
         x, single = take_batch(as_tensor(x), self.rank, self.in_channels, type(self).__name__)
+        more = self.output_padding if output_size is None else self._find_output_padding(x.shape[2:], output_size)
         found = type(self).function(
-            x, self.weight, self.bias, stride=self.stride, padding=self.padding, output_padding=self.output_padding,
+            x, self.weight, self.bias, stride=self.stride, padding=self.padding, output_padding=more,
             groups=self.groups, dilation=self.dilation,
         )  # fmt: skip
         return squeeze(found, 0) if single else found
+
+    def _find_output_padding(self, sizes: Sequence[Any], output_size: Any) -> tuple[int, ...]:
+        """What the least sizes lack of those that are asked for, which may have the axes of batch and channels too."""
+        wanted = tuple(output_size)[-self.rank :]
+        axes = zip(sizes, self.kernel_size, self.stride, self.padding, self.dilation, strict=True)
+        least = [(n - 1) * s - 2 * p + d * (k - 1) + 1 for n, k, s, p, d in axes]
+        more = tuple(w - n for w, n in zip(wanted, least, strict=False))
+        if len(more) != self.rank or any(not 0 <= m < s for m, s in zip(more, self.stride, strict=True)):
+            most = [n + s - 1 for n, s in zip(least, self.stride, strict=True)]
+            raise ArgumentError(
+                "no output padding gives this size", location=user_location(), received=f"output_size={output_size}",
+                expected=f"sizes from {least} to {most}",
+            )  # fmt: skip
+        return more
 
 
 class ConvTranspose1d(ConvTranspose2d):

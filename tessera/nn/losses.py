@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import inspect
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from tessera.core.errors import ArgumentError, ShapeError, user_location
@@ -45,14 +46,27 @@ class Loss(Module):
             )
         self.reduction, self.options = reduction, tuple(options.items())
 
-    def forward(self, *inputs: Any) -> Tensor:
-        """The loss of the predictions and the targets."""
+    def forward(self, *inputs: Any, **named: Any) -> Tensor:
+        """The loss of the predictions and the targets, which may be given by the names of the function."""
+        inputs = order_arguments(type(self).function, inputs, named)
         given = check_shapes(*inputs) if self.elementwise else [as_tensor(x) for x in inputs]
         return type(self).function(*given, reduction=self.reduction, **dict(self.options))
 
     def extra_repr(self) -> str:
         """The options."""
         return ", ".join(f"{name}={value!r}" for name, value in (("reduction", self.reduction), *self.options))
+
+
+def order_arguments(function: Callable[..., Any], inputs: Sequence[Any], named: Mapping[str, Any]) -> tuple[Any, ...]:
+    """The first arguments of a function in its order, some of which are named.
+
+    Raises:
+        TypeError: it has no argument of that name, or one is missing.
+    """
+    if not named:
+        return tuple(inputs)
+    bound = inspect.signature(function).bind(*inputs, **named)
+    return bound.args
 
 
 def check_shapes(*inputs: Any) -> list[Tensor]:

@@ -102,6 +102,7 @@ class Module:
     lacks_shapes = False  # a layer whose parameters its first call makes
     renewed: tuple[str, ...] = ()  # parameters that a call may give another value, which is then kept
     _hooks: tuple[tuple[Any, ...], ...]
+    _unsaved: frozenset[str] = frozenset()  # the buffers that are not in the state dict
 
     def __new__(cls, *args: Any, **named: Any) -> Any:
         """An instance without parts, so that `__init__` need not call that of `Module`."""
@@ -181,11 +182,12 @@ class Module:
 
     def register_parameter(self, name: str, value: Any) -> None:
         """Add a parameter; None reserves its name."""
-        setattr(self, name, None if value is None else Parameter(value))
+        setattr(self, name, value if value is None or isinstance(value, Parameter) else Parameter(value))
 
-    def register_buffer(self, name: str, value: Any) -> None:
-        """Add a buffer: a tensor that is part of the state, but not trained."""
+    def register_buffer(self, name: str, value: Any, persistent: bool = True) -> None:
+        """Add a buffer: a tensor that is not trained; it is in the state dict unless `persistent` is False."""
         setattr(self, name, None if value is None else as_tensor(value))
+        self._unsaved = self._unsaved - {name} if persistent else self._unsaved | {name}
 
     # Calls.
 

@@ -69,10 +69,15 @@ class BatchNorm2d(Module):
 
     def _keep_statistics(self, x: Tensor) -> None:
         """Let the statistics of a batch enter the running ones."""
-        count = self.num_batches_tracked + 1
-        share: Any = 1.0 / cast(count, dtype=f32) if self.momentum is None else self.momentum
-        mean, var = nn.running_statistics(stop_gradient(x), self.running_mean, self.running_var, share)
-        self.running_mean, self.running_var, self.num_batches_tracked = mean, var, count
+        count, dtype = self.num_batches_tracked + 1, self.running_mean.dtype
+        wide = f64 if dtype == f64 else f32  # an even share of many batches is no number of 16 bits
+        share: Any = 1.0 / cast(count, dtype=wide) if self.momentum is None else self.momentum
+        operands = stop_gradient(x), self.running_mean, self.running_var
+        if self.momentum is None and dtype != wide:
+            operands = tuple(cast(t, dtype=wide) for t in operands)
+        new = nn.running_statistics(*operands, share)
+        self.running_mean, self.running_var = (t if t.dtype == dtype else cast(t, dtype=dtype) for t in new)
+        self.num_batches_tracked = count
 
     def _check(self, x: Tensor) -> None:
         if x.ndim not in self.ranks or x.shape[1] != self.num_features:

@@ -24,12 +24,13 @@ def collect_state(module: Module) -> dict[str, Tensor]:
 
 
 def _iterate_places(module: Module, prefix: str = "") -> Iterator[tuple[str, dict[str, Any], str]]:
-    """Each place that holds a tensor: its path, and the dict and the name to set it."""
+    """Each place that holds a tensor of the state: its path, and the dict and the name to set it."""
     module.require_shapes()
     own = module.__dict__
-    for store in ("_parameters", "_buffers"):
+    for store, left_out in (("_parameters", frozenset[str]()), ("_buffers", module._unsaved)):
         for name in own[store]:
-            yield prefix + name, own[store], name
+            if name not in left_out:
+                yield prefix + name, own[store], name
     for name, child in own["_modules"].items():
         if child is not None:
             yield from _iterate_places(child, f"{prefix}{name}.")

@@ -52,6 +52,7 @@ from tessera.torch.interop import (
 )
 from tessera.torch.partition import (
     Support,
+    anchor_strided_views,
     describe_fake,
     get_fake,
     hint,
@@ -199,6 +200,7 @@ def backend(module: GraphModule, inputs: Sequence[Any], **named: Any) -> Callabl
     rewrite_layers(module)
     compiler = aot_autograd(
         fw_compiler=partial(compile_graph_module, options=options),
+        inference_compiler=partial(compile_graph_module, options=options, inference=True),
         partition_fn=min_cut_rematerialization_partition,
         decompositions=find_decompositions(),
         keep_inference_input_mutations=True,
@@ -209,10 +211,12 @@ def backend(module: GraphModule, inputs: Sequence[Any], **named: Any) -> Callabl
 capture_recurrent_layers(backend)
 
 
-def compile_graph_module(module: GraphModule, inputs: Sequence[Any], options: BackendOptions) -> Callable[..., Any]:
+def compile_graph_module(
+    module: GraphModule, inputs: Sequence[Any], options: BackendOptions, inference: bool = False
+) -> Callable[..., Any]:
     """Compile a graph of ATen ops: the pieces that are taken as programs, called by what PyTorch runs.
 
-    The function that it returns takes a list of the inputs, which it clears.
+    The function that it returns takes a list of the inputs, which it clears. In inference all results are the caller's.
 
     Raises:
         UnsupportedOpError: with `fallback=False`, ops are not taken; it names all of them with their lines.
@@ -220,8 +224,9 @@ def compile_graph_module(module: GraphModule, inputs: Sequence[Any], options: Ba
     support = Support(_choose_device(module), _refuse_random if options.fallback_random else _refuse_nothing)
     writes = extract_writes(module)
     total = sum(n.op == "call_function" for n in module.graph.nodes)
+    anchor_strided_views(module)
     _guard_strides(module, support)
-    leave_result_views(module, support)
+    leave_result_views(module, support, inference, writes.private if writes else ())
     outer, names = partition(module, support)
     left = list(support.reasons.items())
     if not options.fallback:
@@ -242,7 +247,7 @@ def compile_graph_module(module: GraphModule, inputs: Sequence[Any], options: Ba
 def _find_overwritten(outer: GraphModule, writes: InputWrites) -> dict[int, int]:
     """The results of the only piece, by place, that may take the memory of one of its inputs.
 
-    Nothing else of the graph may read the input: PyTorch could do so after the piece.
+    Nothing else of the graph may read the input, or have views of the result: PyTorch makes them after the piece.
     """
     inputs = [n for n in outer.graph.nodes if n.op == "placeholder"]
     piece = next(n for n in outer.graph.nodes if n.op == "call_module")
@@ -250,7 +255,7 @@ def _find_overwritten(outer: GraphModule, writes: InputWrites) -> dict[int, int]
     found = {}
     for place, result in writes.written:
         given, item = inputs[place], results[result]
-        is_item = item.target is operator.getitem and item.args[0] is piece
+        is_item = item.target is operator.getitem and item.args[0] is piece and len(item.users) == 1
         if result in writes.private and is_item and set(given.users) <= {piece} and given in piece.args:
             found[int(item.args[1])] = piece.args.index(given)
     return found

@@ -41,12 +41,13 @@ def bind_by_name(op: Any, args: Sequence[Any], named: Mapping[str, Any]) -> dict
 
 @refuses("as_strided.default", "as_strided_copy.default", "as_strided_scatter.default")
 def _(self: torch.Tensor, **rest: Any) -> str | None:
-    if isinstance(self, torch.Tensor) and not (self.is_contiguous() and _owns_memory(self)):
+    if isinstance(self, torch.Tensor) and not (self.is_contiguous() and owns_memory(self)):
         return "as_strided of a view, or of a tensor that is not in row-major order: values have no strides"
     return None
 
 
-def _owns_memory(x: torch.Tensor) -> bool:
+def owns_memory(x: torch.Tensor) -> bool:
+    """Whether the memory of a dense tensor has its elements alone."""
     size: int = x.untyped_storage().nbytes()
     return x.storage_offset() == 0 and size == x.numel() * x.element_size()
 

@@ -7,9 +7,10 @@ that PyTorch has found. The pieces are PyTorch's own (`CapabilityBasedPartitione
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Hashable, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Hashable, Sequence
 from functools import reduce
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch._subclasses.fake_tensor import unset_fake_temporarily
@@ -22,6 +23,7 @@ from tessera.core.errors import traceback_location
 from tessera.core.symbolic_dim import Dim, Size, UnknownSizeError
 from tessera.core.types import TensorType
 from tessera.torch.conversion import ASSERTIONS, name_op, supported
+from tessera.torch.forms import owns_memory
 from tessera.torch.interop import DEVICE_TARGETS
 from tessera.torch.rows.matrices import HOST_OPS
 from tessera.torch.tensors import DTYPES
@@ -242,25 +244,35 @@ def _set_sizes(fake: Any) -> Any:
 # Results that are views.
 
 
-def leave_result_views(module: GraphModule, support: Support) -> None:
-    """Leave views that a graph of symbolic sizes returns to PyTorch, if their base is an input or a result too.
+def leave_result_views(module: GraphModule, support: Support, inference: bool, hidden: Collection[int] = ()) -> None:
+    """Leave views that a graph returns to PyTorch where its caller can see that they are views.
 
-    AOTAutograd then makes the view of the caller's tensor by the strides and the offset of the one that the graph
-    returns, so it must be a true view. Nodes with other users are copied.
+    With symbolic sizes AOTAutograd makes a view of an input or of another result of the caller's tensor, by the strides
+    and the offset of the one that the graph returns, so it must be a true view. In inference it makes only those of
+    inputs: other results that share memory in eager PyTorch are views of what the graph returns. Results at the places
+    `hidden` are not the caller's. Nodes with other users are copied.
     """
-    if not any(_is_symbolic(get_fake(n)) for n in module.graph.nodes if n.op == "placeholder"):
+    symbolic = any(_is_symbolic(get_fake(n)) for n in module.graph.nodes if n.op == "placeholder")
+    if not (symbolic or inference):
         return
     output = next(n for n in module.graph.nodes if n.op == "output")
-    results = [n for n in output.args[0] if isinstance(n, Node)]
+    seen = [n for i, n in enumerate(output.args[0]) if i not in hidden and isinstance(n, Node)]
+    results = list(dict.fromkeys(seen))
+    chains = [chain for chain in map(_list_views, results) if chain]
+    count = Counter(_get_base(chain) for chain in chains)
     copies: dict[Node, Node] = {}
-    for node in dict.fromkeys(results):
-        chain = _list_views(node)
-        base = chain[-1].args[0] if chain else None
-        if isinstance(base, Node) and (base.op == "placeholder" or base in results):
+    for chain in chains:
+        base = _get_base(chain)
+        shared = base in results or (inference and count[base] > 1)
+        if symbolic if base.op == "placeholder" else shared:
             _copy_views(module, output, chain, copies, support)
     output.args = torch.fx.node.map_arg(output.args, lambda n: copies.get(n, n))
     module.graph.eliminate_dead_code()
     module.recompile()
+
+
+def _get_base(views: Sequence[Node]) -> Node:
+    return cast(Node, views[-1].args[0])
 
 
 def _list_views(node: Node) -> list[Node]:
@@ -288,6 +300,47 @@ def _copy_views(
             with module.graph.inserting_before(output):
                 copies[node] = module.graph.node_copy(node, lambda n: copies.get(n, n))
             support.leave(copies[node])
+
+
+# Views by strides.
+
+BY_STRIDES = (torch.ops.aten.as_strided.default, torch.ops.aten.as_strided_copy.default)
+
+
+def anchor_strided_views(module: GraphModule) -> None:
+    """Let views by strides be of what owns the memory, in the order of the memory: a row of the table takes these."""
+    for node in list(module.graph.nodes):
+        if node.target in BY_STRIDES and isinstance(get_fake(node.args[0]), torch.Tensor):
+            _anchor(module, node)
+    module.graph.eliminate_dead_code()
+
+
+def _anchor(module: GraphModule, node: Node) -> None:
+    source = cast(Node, node.args[0])
+    chain = [source, *(_get_base([v]) for v in _list_views(source))]
+    owner = next((n for n in chain if _in_memory_order(get_fake(n)) is not None), None)
+    if owner is None or owner.op == "placeholder":
+        return
+    ordered = _in_memory_order(get_fake(owner))
+    size, stride, offset = (*node.args[1:], None)[:3]
+    if ordered is not get_fake(owner):
+        with module.graph.inserting_before(node):
+            owner = module.graph.call_function(torch.ops.aten.permute.default, (owner, _memory_order(get_fake(owner))))
+        owner.meta.update({**node.meta, "val": ordered})
+    node.args = (owner, size, stride, get_fake(source).storage_offset() if offset is None else offset)
+
+
+def _in_memory_order(fake: Any) -> torch.Tensor | None:
+    """A tensor that has all elements of its memory, each once, with its axes in the order of the memory; else None."""
+    if not isinstance(fake, torch.Tensor) or _is_symbolic(fake):
+        return None
+    ordered = fake if fake.is_contiguous() else fake.permute(_memory_order(fake))
+    return ordered if ordered.is_contiguous() and owns_memory(ordered) else None
+
+
+def _memory_order(fake: torch.Tensor) -> list[int]:
+    strides = fake.stride()
+    return sorted(range(fake.ndim), key=lambda axis: -strides[axis])
 
 
 # The pieces.

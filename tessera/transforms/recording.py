@@ -264,17 +264,27 @@ def arrays_to_tensors(value: Any) -> Any:
     return map_leaves(lambda x: Tensor(x) if isinstance(x, np.ndarray) else x, value)
 
 
-def normalise_argnums(argnums: int | Sequence[int], count: int) -> tuple[int, ...]:
-    """The positions in `argnums`."""
+def normalise_argnums(argnums: int | Sequence[int], count: int, exactly: int | None = None) -> tuple[int, ...]:
+    """The positions in `argnums`, which are different, and as many as `exactly` says.
+
+    Raises:
+        ArgumentError: one is no integer, out of range, or there twice.
+    """
     argnums = to_python_numbers(argnums)
-    listed = (argnums,) if isinstance(argnums, int) else tuple(argnums)
+    listed = tuple(argnums) if isinstance(argnums, (tuple, list, range)) else (argnums,)
     for number in listed:
-        if not -count <= number < count:
+        if not isinstance(number, int) or not -count <= number < count:
             raise ArgumentError(
-                f"argument {number} was not passed by position", location=user_location(),
+                f"argument {number!r} was not passed by position", location=user_location(),
                 expected=f"argnums from 0 to {count - 1}", received=str(argnums),
             )  # fmt: skip
-    return tuple(n % count for n in listed)
+    found = tuple(n % count for n in listed)
+    if len(set(found)) < len(found) or (exactly is not None and len(found) != exactly):
+        raise ArgumentError(
+            f"argnums is {argnums}", location=user_location(), received=f"{len(found)} arguments",
+            expected="different arguments" if exactly is None else f"{exactly} argument",
+        )  # fmt: skip
+    return found
 
 
 def record_arguments(

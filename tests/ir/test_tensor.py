@@ -163,6 +163,13 @@ def test_copies_keep_the_type():
     assert X.T.contiguous().layout == "row_major" and ts.Tensor([1.0], ts.fp8_e5m2).tolist() == [1.0]
 
 
+def test_a_traced_tensor_is_its_own_copy():
+    """Averages of weights begin with a deep copy of the model, inside of a compiled program too."""
+    model = ts.nn.Linear(2, 1)
+    found = ts.jit(lambda model, x: (copy.deepcopy(model)(x), copy.copy(x) + 1.0))(model, ts.ones(2))
+    assert found[0].tolist() == model(ts.ones(2)).tolist() and found[1].tolist() == [2.0, 2.0]
+
+
 def test_tensor_copies():
     """As PyTorch's function of this name."""
     array = np.zeros(3, np.float32)

@@ -30,6 +30,8 @@ CASES = [
     ("InstanceNorm2d", (3,), {"affine": True}, [(2, 3, 3, 2)]),
     ("MaxPool2d", (2,), {"ceil_mode": True}, [(2, 3, 5, 7)]),
     ("MaxPool2d", (3,), {"stride": 2, "padding": 1, "dilation": 2}, [(2, 3, 9, 8)]),
+    ("LPPool2d", (3, 3), {"stride": 2, "ceil_mode": True}, [(2, 3, 6, 7)]),
+    ("LPPool1d", (1, 3), {"ceil_mode": True}, [(2, 3, 7)]),
     ("MaxPool1d", (2,), {}, [(3, 5)]),
     ("AvgPool2d", (2,), {"ceil_mode": True}, [(2, 3, 5, 7)]),
     ("AvgPool2d", (3,), {"stride": 2, "padding": 1, "count_include_pad": False, "ceil_mode": True}, [(2, 3, 6, 8)]),
@@ -427,3 +429,41 @@ def test_a_recurrent_layer_in_a_sequence():
             one(ts.zeros((1, 5, 2)))  # of one step, where outputs and state have one shape
         assert error.value.suggestion.startswith("put `lambda y: y[0]` behind ")
     assert nn.Sequential(*layers[:2], lambda y: y[0], layers[2])(ts.zeros((4, 5, 2))).shape == (4, 5, 1)
+
+
+@pytest.mark.parametrize(("ours", "theirs"), [(ts.f64, "float64"), (ts.bf16, "bfloat16"), (ts.f16, "float16")])
+def test_even_shares_of_batches_have_the_element_type_of_the_statistics(ours, theirs):
+    wanted = torch.nn.BatchNorm1d(3, momentum=None).to(getattr(torch, theirs))
+    layer = nn.BatchNorm1d(3, momentum=None).to(ours)
+    for _ in range(5):
+        x = torch.randn(4, 3).to(getattr(torch, theirs))
+        wanted(x)
+        layer(ts.Tensor(x))
+    tolerance = {ts.f64: 1e-12, ts.bf16: 2e-2, ts.f16: 2e-3}[ours]
+    assert layer.running_mean.dtype == layer.running_var.dtype == ours
+    for found, want in zip(
+        (layer.running_mean, layer.running_var), (wanted.running_mean, wanted.running_var), strict=True
+    ):
+        np.testing.assert_allclose(np.float64(found), want.double(), atol=tolerance, rtol=tolerance)
+
+
+@pytest.mark.parametrize("size", [(8, 7), (2, 3, 7, 6)])
+def test_a_transposed_convolution_takes_the_size_of_its_result(size):
+    wanted = torch.nn.ConvTranspose2d(2, 3, (3, 2), stride=2, padding=1)
+    layer = nn.ConvTranspose2d(2, 3, (3, 2), stride=2, padding=1)
+    layer.load_state_dict(wanted.state_dict())
+    x = torch.randn(2, 2, 4, 4)
+    found, want = layer(ts.Tensor(x), output_size=size), wanted(x, output_size=size)
+    assert found.shape == tuple(want.shape)
+    np.testing.assert_allclose(found, want.detach(), atol=1e-5)
+    with pytest.raises(ArgumentError, match=r"from \[7, 6\] to \[8, 7\]"):
+        layer(ts.Tensor(x), output_size=(9, 7))
+
+
+def test_arguments_of_losses_may_be_named():
+    x, y = np.float32([[1, 2], [3, 4]]), np.float32([[0, 1], [1, 1]])
+    assert nn.MSELoss()(input=x, target=y).item() == nn.MSELoss()(x, target=y).item() == nn.MSELoss()(x, y).item()
+    margin = nn.TripletMarginLoss(reduction="sum")
+    assert margin(anchor=x, negative=x + 1, positive=y).item() == margin(x, y, x + 1).item()
+    with pytest.raises(TypeError, match="target"):
+        nn.MSELoss()(x, targets=y)

@@ -1,5 +1,7 @@
 """Modules as pytrees: under every transform, tied, frozen, nested, saved and loaded."""
 
+import copy
+import pickle
 import warnings
 from dataclasses import dataclass
 
@@ -485,3 +487,50 @@ def test_parts_by_their_paths():
 def test_names_of_torch_say_what_to_write(ask, says):
     with pytest.raises(AttributeError, match=says):
         ask()
+
+
+@pytest.mark.parametrize("how", [copy.deepcopy, lambda model: pickle.loads(pickle.dumps(model))])
+def test_copies_of_models_with_activations_are_trained(how):
+    """The copy of an activation had an op of its own, for which there were no rules."""
+    layer = nn.TransformerEncoderLayer(8, 2, 12, dropout=0.0, activation="gelu")
+    model = nn.Sequential(nn.Linear(3, 8), nn.GELU(), nn.Tanh(), nn.SiLU(), layer)
+    other, x = how(model), ts.randn((2, 4, 3))
+    assert ts.tree.structure(other) == ts.tree.structure(model)
+    step = ts.jit(ts.value_and_grad(lambda model, x: (model(x) ** 2.0).sum()), target="cpu")
+    for found, want in zip(ts.tree.leaves(step(other, x)), ts.tree.leaves(step(model, x)), strict=True):
+        assert ts.array_equal(found, want)
+
+
+def make_registered(library, array):
+    class Registered(library.Module):
+        def __init__(self):
+            super().__init__()
+            self.register_parameter("w", library.Parameter(array([1.0, 2.0])))
+            self.register_parameter("none", None)
+            self.register_buffer("mask", array([0.0, 1.0]), persistent=False)
+            self.register_buffer("kept", array([3.0]))
+
+        def forward(self, x):
+            return x * self.w + self.mask + self.kept
+
+    return Registered()
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda model: model,
+        copy.deepcopy,
+        lambda model: ts.tree.map(lambda x: x, model),
+        lambda model: ts.jit(lambda m: m)(model),
+    ],
+)
+def test_what_a_constructor_registers_is_in_the_state_as_in_torch(change):
+    torch = pytest.importorskip("torch")
+    wanted = make_registered(torch.nn, torch.tensor)
+    model = change(make_registered(nn, ts.Tensor))
+    assert list(model.state_dict()) == list(wanted.state_dict()) == ["w", "kept"]
+    model.load_state_dict({"w": ts.Tensor([5.0, 6.0]), "kept": ts.Tensor([7.0])})
+    assert model(ts.ones(2)).tolist() == [12.0, 14.0]
+    model.register_buffer("mask", ts.zeros(2))
+    assert sorted(nn.Sequential(model).state_dict()) == ["0.kept", "0.mask", "0.w"]

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import tessera as ts
-from tessera.core.errors import EffectError
+from tessera.core.errors import ArgumentError, EffectError
 from tessera.runtime.program import prepare
 
 
@@ -190,3 +190,13 @@ def test_words_drawn_at_once_are_those_of_a_trace(amount):
     traced = ts.jit(lambda: (lambda g: (g.words(amount), g.words(7)))(ts.Generator(-3)), target="interp")()
     np.testing.assert_array_equal(first, traced[0])
     np.testing.assert_array_equal(second, traced[1])
+
+
+@pytest.mark.parametrize("generator", [0, 3, "a", np.random.default_rng(0)], ids=["0", "3", "text", "numpy"])
+@pytest.mark.parametrize(
+    "draw", [ts.rand, ts.randn, ts.permutation, lambda n, generator: ts.dropout(ts.ones(n), generator=generator)]
+)
+def test_what_is_no_generator_is_refused(draw, generator):
+    """A seed of 0 was the default generator."""
+    with pytest.raises(ArgumentError, match="generator is"):
+        draw(3, generator=generator)

@@ -265,3 +265,26 @@ def test_a_program_on_a_gpu_takes_the_memory_of_tensors(monkeypatch):
     out, same = run([x])
     assert same is x and made == [(out, "cuda")] and (out.shape, out.dtype) == ((2, 3), torch.float16)
     assert calls == [([x.data_ptr(), out.data_ptr(), x.data_ptr()], 7), "left"]
+
+
+STEPS = torch.tensor([0.1, 0.3, 0.05])
+TRAINED = {
+    "rounded by one scale": lambda x: torch.fake_quantize_per_tensor_affine(x, 0.13, 3, -8, 7),
+    "rounded by channels": lambda x: torch.fake_quantize_per_channel_affine(
+        x, STEPS, torch.tensor([0, 1, -2], dtype=torch.int32), 1, -8, 7
+    ),
+    "weight norm of rows": lambda x: torch._weight_norm(x, x[:, :1].detach() * 2, 0),
+    "weight norm of columns": lambda x: torch._weight_norm(x, x[:1].detach() * 2, 1),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("name", TRAINED)
+def test_reparametrised_weights_are_compiled_whole(name, dtype):
+    x = (torch.randn(4, 3) * 2).to(dtype).requires_grad_()
+    weight = torch.randn(4, 3).to(dtype)
+    found, want = compiled(TRAINED[name], fallback=False)(x), TRAINED[name](x)
+    grads = [torch.autograd.grad((y * weight).sum(), x)[0] for y in (found, want)]
+    tolerance = 2e-2 if dtype == torch.bfloat16 else 1e-5
+    torch.testing.assert_close(found, want, atol=tolerance, rtol=tolerance)
+    torch.testing.assert_close(*grads, atol=tolerance, rtol=tolerance)

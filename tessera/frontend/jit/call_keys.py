@@ -21,6 +21,7 @@ from tessera.ir.frozen_tree import FrozenDict
 from tessera.ir.tensor import Tensor
 
 MAX_DEPTH = 4  # of containers in containers whose objects are compared
+MAX_OBJECT_DEPTH = 1  # of objects in objects whose attributes are compared
 
 # What a Python function holds: its annotations, where it stands, and what it closes over.
 
@@ -154,6 +155,21 @@ def make_hashable_key(value: Any, seen: tuple[int, ...] = ()) -> Hashable:
         return tree, tuple(make_hashable_key(leaf, seen) for _, leaf in leaves)
 
 
+def make_static_key(value: Any, depth: int = 0) -> Hashable:
+    """The key of an argument that is not traced.
+
+    A user's object that compares by identity counts with its attributes. A generator made outside of a function, which
+    gives the same numbers in each call, does not.
+    """
+    key, kind = make_hashable_key(value), type(value)
+    if key is not value or depth > MAX_OBJECT_DEPTH or kind.__hash__ is not object.__hash__:
+        return key
+    held = getattr(value, "__dict__", None)
+    if isinstance(value, type) or not isinstance(held, dict) or kind.__module__.startswith("tessera."):
+        return key
+    return ObjectKey(value), tuple((name, make_static_key(each, depth + 1)) for name, each in held.items())
+
+
 # The walk over the arguments of a call.
 
 
@@ -196,7 +212,7 @@ def _walk_rest(
 
 
 def _add_static(x: Any, kinds: list[Hashable]) -> bool:
-    kinds.append(make_hashable_key(x))
+    kinds.append(make_static_key(x))
     return x.__class__ in _STATIC or x.__class__ in _NUMBERS
 
 

@@ -11,6 +11,7 @@ from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import nullcontext
 from contextvars import ContextVar, copy_context
 from dataclasses import dataclass, field, replace
+from types import MethodType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -38,7 +39,7 @@ from tessera.core.shapes import (
 )
 from tessera.core.symbolic_dim import Size
 from tessera.core.types import TensorType, as_dtype, int64
-from tessera.frontend.jit.call_keys import make_closure_key, make_hashable_key, walk_call
+from tessera.frontend.jit.call_keys import make_closure_key, make_static_key, walk_call
 from tessera.frontend.jit.donation import Donation
 from tessera.frontend.jit.dynamic_shapes import (
     CallHistory,
@@ -160,7 +161,7 @@ class BoundCall:
 
     def key(self) -> Hashable:
         """The cache key of a trace."""
-        return self.names, self.types, self.numbers, self.tree, *((k, make_hashable_key(v)) for k, v in self.static)
+        return self.names, self.types, self.numbers, self.tree, *((k, make_static_key(v)) for k, v in self.static)
 
 
 def resolve_static_names(names: Sequence[str], by_name: Any, by_place: Any) -> set[str]:
@@ -243,6 +244,10 @@ class Jit:
                     location=self.location, expected="a type, as in Tensor[\"B\", \"D\"]", received=str(value),
                     suggestion='put the constraint above the function: @ts.require("D % 8 == 0")',
                 )  # fmt: skip
+
+    def __get__(self, owner: Any, kind: type | None = None) -> Any:
+        """A method in a class: its object is the first argument."""
+        return self if owner is None else MethodType(self, owner)
 
     def __call__(self, *args: Any, **named: Any) -> Any:
         try:  # as `hides_internal_frames` does, without a call of its own

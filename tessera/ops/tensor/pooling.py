@@ -366,19 +366,16 @@ def _average_pool(
 ) -> Tensor:
     plan = _plan(x, kernel, stride, padding, 1, ceil)
     values = plan.extract(x, 0).values
-    if divisor is not None:
-        return sum(values, axis=2) / divisor
-    if not any(plan.padding) or with_padding and not ceil:
-        if not ceil:
-            return mean(values, axis=2)
-    return sum(values, axis=2) / plan.counted_elements(x, with_padding)
+    if divisor is None and not ceil and (with_padding or not any(plan.padding)):
+        return mean(values, axis=2)
+    return sum(values, axis=2) / (plan.counted_elements(x, with_padding) if divisor is None else divisor)
 
 
 @composite
 def lp_pool1d(
     input: Any, norm_type: float, kernel_size: IntPair, stride: IntPair | None = None, ceil_mode: bool = False
 ) -> Tensor:
-    """The p-norm of each window of `input` [B, C, W]: (Σ x^p)^(1/p) for p = `norm_type`.
+    """The p-norm of each window of `input` [B, C, W]: (Σ x^p)^(1/p) for p = `norm_type`; PyTorch's for partial windows.
 
     >>> lp_pool1d([[[3.0, 4.0]]], 2, 2)
     Tensor([[[5.]]], f32)
@@ -390,7 +387,7 @@ def lp_pool1d(
 def lp_pool2d(
     input: Any, norm_type: float, kernel_size: IntPair, stride: IntPair | None = None, ceil_mode: bool = False
 ) -> Tensor:
-    """The p-norm of each window of `input` [B, C, H, W]: (Σ x^p)^(1/p) for p = `norm_type`.
+    """The p-norm of each window of `input` [B, C, H, W]: (Σ x^p)^(1/p) for p = `norm_type`; see `lp_pool1d`.
 
     >>> lp_pool2d([[[[3.0], [4.0]]]], 2, (2, 1))
     Tensor([[[[5.]]]], f32)
@@ -402,7 +399,7 @@ def lp_pool2d(
 def lp_pool3d(
     input: Any, norm_type: float, kernel_size: IntPair, stride: IntPair | None = None, ceil_mode: bool = False
 ) -> Tensor:
-    """The p-norm of each window of `input` [B, C, D, H, W]: (Σ x^p)^(1/p) for p = `norm_type`.
+    """The p-norm of each window of `input` [B, C, D, H, W]: (Σ x^p)^(1/p) for p = `norm_type`; see `lp_pool1d`.
 
     >>> lp_pool3d([[[[[3.0, 4.0]]]]], 1, (1, 1, 2))
     Tensor([[[[[7.]]]]], f32)
@@ -413,7 +410,10 @@ def lp_pool3d(
 def _norm_pool(x: Tensor, p: float, kernel: IntPair, stride: Any, ceil: bool) -> Tensor:
     if not p > 0:
         raise ArgumentError(f"a pool with the norm {p}", location=user_location(), expected="a positive number")
-    total = sum(_plan(x, kernel, stride, 0, 1, ceil).extract(x**p, 0).values, axis=2)
+    plan = _plan(x, kernel, stride, 0, 1, ceil)
+    total = sum(plan.extract(x**p, 0).values, axis=2)
+    if ceil:  # as in PyTorch, a partial window has the mean of its elements in the place of those that it lacks
+        total = total * (count_elements(plan.kernel) / plan.counted_elements(x, False))
     return total if p == 1 else apply_root(lambda t: t ** (1.0 / p), total)
 
 

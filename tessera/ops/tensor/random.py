@@ -330,6 +330,22 @@ def _prepare_draw(shape: Any, dtype: Any, device: str | None, floats: bool = Tru
     return sizes, element  # type: ignore[return-value]
 
 
+def _take_generator(generator: Any) -> Generator:
+    """The generator of a call: the default one where it names none.
+
+    Raises:
+        ArgumentError: it is no generator.
+    """
+    if generator is None:
+        return DEFAULT_GENERATOR
+    if not isinstance(generator, Generator):
+        raise ArgumentError(
+            f"generator is {generator!r}", location=user_location(), expected="a ts.Generator",
+            suggestion="write ts.Generator(seed)",
+        )  # fmt: skip
+    return generator
+
+
 @check_arguments
 @collect_sizes
 @outside_numerics
@@ -340,7 +356,7 @@ def rand(shape: Any, dtype: DType = f32, device: str | None = None, generator: G
     ((2, 2), (2, 3))
     """
     sizes, element = _prepare_draw(shape, dtype, device)
-    drawn = (generator or DEFAULT_GENERATOR).uniform(count_elements(sizes), element)
+    drawn = _take_generator(generator).uniform(count_elements(sizes), element)
     return move(cast(reshape(drawn, shape=sizes), dtype=element), device)
 
 
@@ -355,7 +371,7 @@ def randn(shape: Any, dtype: DType = f32, device: str | None = None, generator: 
     """
     sizes, element = _prepare_draw(shape, dtype, device)
     amount = count_elements(sizes)
-    pairs = reshape((generator or DEFAULT_GENERATOR).uniform(2 * amount, element), shape=(2, amount))
+    pairs = reshape(_take_generator(generator).uniform(2 * amount, element), shape=(2, amount))
     first, second = (reshape(slice_(pairs, start=(i, 0), stop=(i + 1, amount)), shape=sizes) for i in (0, 1))
     normal = sqrt(log(1.0 - first) * -2.0) * cos(second * (2 * math.pi))
     return move(cast(normal, dtype=element), device)
@@ -384,7 +400,7 @@ def randint(
         raise ArgumentError(
             f"randint from {low} to {high}", location=user_location(), expected="a range of 1 to 2^31 numbers"
         )
-    words = (generator or DEFAULT_GENERATOR).words(count_elements(sizes))
+    words = _take_generator(generator).words(count_elements(sizes))
     return move(cast(reshape(((words * span) >> 32) + low, shape=sizes), dtype=element), device)
 
 
@@ -418,7 +434,7 @@ def permutation(n: int, generator: Generator | None = None) -> Tensor:
     symbolic = isinstance(n, Dim) and ABSTRACT_TRACE.get()
     if not (symbolic or (isinstance(n, (int, np.integer)) and n >= 0)):
         raise ArgumentError(f"a permutation of {n!r} numbers", location=user_location(), expected="a count ≥ 0")
-    return argsort((generator or DEFAULT_GENERATOR).words(n))
+    return argsort(_take_generator(generator).words(n))
 
 
 # Stochastic rounding: an op that rounds by a random draw, and the draws, in place of a policy clause below Graph.

@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from tessera.core.types import TensorType
 from tessera.ir.tensor import Tensor
 from tessera.ops.tensor import elementwise as e
 from tessera.ops.tensor import reduce as r
-from tessera.ops.tensor.basic import broadcast_to
+from tessera.ops.tensor.basic import broadcast_to, splat
 from tessera.ops.tensor.contractions import einsum
 from tessera.ops.tensor.matrices import moveaxis
 from tessera.ops.tensor.scalar_functions import log1p
@@ -222,3 +223,24 @@ def _(x, target, weight=None, reduction=1, ignore_index=-100, label_smoothing=0.
     scores = ATEN["aten._log_softmax.default"](wide(x), 1 if x.ndim > 1 else 0, False)
     loss = ATEN["aten.nll_loss_forward.default"](scores, target, weight, reduction, ignore_index)[0]
     return narrow_to(loss, x.dtype)
+
+
+# Simulated quantisation: values rounded to multiples of a scale within bounds, and where they are within.
+
+
+def _simulate_quantisation(x: Tensor, scale: Tensor, zero_point: Any, low: int, high: int) -> tuple[Tensor, Tensor]:
+    places = e.round(wide(x) * (1.0 / scale)) + zero_point
+    held = e.minimum(e.maximum(places, low), high)
+    return narrow_to((held - zero_point) * scale, x.dtype), e.equal(held, places)
+
+
+@aten("fake_quantize_per_tensor_affine_cachemask.default")
+def _(x, scale, zero_point, quant_min, quant_max):
+    return _simulate_quantisation(x, splat(scale, TensorType((), wide(x).dtype)), zero_point, quant_min, quant_max)
+
+
+@aten("fake_quantize_per_channel_affine_cachemask.default")
+def _(x, scale, zero_point, axis, quant_min, quant_max):
+    shape = tuple(n if i == axis % x.ndim else 1 for i, n in enumerate(x.shape))
+    scale, zero_point = (reshape(convert_element_type(t, wide(x).dtype), shape=shape) for t in (scale, zero_point))
+    return _simulate_quantisation(x, scale, zero_point, quant_min, quant_max)

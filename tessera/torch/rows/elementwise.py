@@ -417,6 +417,7 @@ def _(x, dtype=None):
     return x if dtype is None else convert_element_type(x, dtype)
 
 
+ATEN["prims.fma.default"] = lambda x, y, z: s.fma(*unify(x, y, z))
 ATEN["prims.convert_element_type.default"] = lambda x, dtype: convert_element_type(x, dtype)
 
 

@@ -292,3 +292,14 @@ def _(x, y):
 @aten("_pdist_forward.default")
 def _(x, p=2.0):
     return pdist(x, p) if x.shape[0] > 1 else zeros((0,), x.dtype)
+
+
+@aten("_weight_norm_interface_backward.default")
+def _(grad_w, saved_v, saved_g, saved_norms, dim):
+    """The derivatives of v · g / |v|, whose norms are over all axes but one."""
+    kept, slope, v = dim % saved_v.ndim, wide(grad_w), wide(saved_v)
+    axes = tuple(axis for axis in range(v.ndim) if axis != kept)
+    norms = wide(saved_norms)
+    along = r.sum(slope * v, axis=axes, keepdims=True) / norms
+    by_v = (wide(saved_g) / norms) * (slope - v * (along / norms))
+    return narrow_to(by_v, saved_v.dtype), narrow_to(along, saved_g.dtype)

@@ -7,6 +7,7 @@ import inspect
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from types import MethodType
 from typing import Any
 
 from tessera.core.errors import ArgumentError, user_location
@@ -89,6 +90,10 @@ class custom_jvp:  # a decorator, as the spec spells it  # noqa: N801
         self.function = function
         self.rule: Function | None = None
 
+    def __get__(self, owner: Any, kind: type | None = None) -> Any:
+        """A method in a class: its object is the first argument."""
+        return self if owner is None else MethodType(self, owner)
+
     def defjvp(self, rule: Function) -> None:
         """Set the rule."""
         self.rule = rule
@@ -129,6 +134,10 @@ class custom_vjp:  # noqa: N801
         functools.update_wrapper(self, function)
         self.function = function
         self.rules: tuple[Function, Function] | None = None
+
+    def __get__(self, owner: Any, kind: type | None = None) -> Any:
+        """A method in a class: its object is the first argument."""
+        return self if owner is None else MethodType(self, owner)
 
     def defvjp(self, forward: Function, backward: Function) -> None:
         """Set the rules."""

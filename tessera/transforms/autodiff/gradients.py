@@ -204,7 +204,7 @@ def jacfwd(function: Function, argnums: int = 0) -> Function:
 
     @functools.wraps(function)
     def wrapper(*args: Any) -> Any:
-        (at,) = normalise_argnums(argnums, len(args))
+        (at,) = normalise_argnums(argnums, len(args), exactly=1)
         given = flatten_float_arguments(args[at], function_name(function))
         state = get_random_state()
         start, columns = state.save(), []
@@ -243,7 +243,7 @@ def jacrev(function: Function, argnums: int = 0) -> Function:
 
     @functools.wraps(function)
     def wrapper(*args: Any) -> Any:
-        (at,) = normalise_argnums(argnums, len(args))
+        (at,) = normalise_argnums(argnums, len(args), exactly=1)
         out, pull = vjp(lambda x: function(*replace_arguments(args, (at,), [x])), args[at])
         leaves, tree = flatten(out, empty=True)
         return tree.build(iter([_compute_rows(pull, [t for _, t in leaves], i, tree) for i in range(len(leaves))]))

@@ -3,8 +3,10 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
+from types import MethodType
 from typing import Any
 
 from tessera.core.errors import ArgumentError, DTypeError, user_location
@@ -114,6 +116,11 @@ class QuantizedFunction:
         self.function, self.training = function, True
         self._types = (weights, activations, accumulate)
         self.__name__, self.__doc__ = getattr(function, "__name__", "quantized"), function.__doc__
+        self.__signature__ = inspect.signature(function)
+
+    def __get__(self, owner: Any, kind: type | None = None) -> Any:
+        """A method in a class: its object is the first argument."""
+        return self if owner is None else MethodType(self, owner)
 
     def __call__(self, *args: Any, **named: Any) -> Any:
         scheme = _QuantizedDot(*self._types, self.training)

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import tessera as ts
+from tessera import nn
 from tessera.frontend.jit import call_keys
 from tessera.frontend.jit.call_keys import walk_call
 
@@ -63,3 +64,77 @@ def test_objects_that_take_the_memory_of_others_are_other_values():
     """Each instance ends with its call, so that the next one often has its address."""
     run = ts.jit(lambda scale: scale.factor * 2.0)
     assert [run(Scale(ts.full((1,), float(i)))).item() for i in range(20)] == [2.0 * i for i in range(20)]
+
+
+class Settings:
+    pass
+
+
+def test_an_object_that_changes_in_place_is_another_value():
+    """Its attributes count, and those of the objects that it holds."""
+    settings, run = Settings(), ts.jit(lambda s, x: x * s.factor + s.inner.offset)
+    settings.factor, settings.inner, settings.inner.offset = 2.0, Settings(), 0.0
+    found = [run(settings, ts.ones(1)).item(), run(settings, ts.ones(1)).item()]
+    settings.factor = 5.0
+    found.append(run(settings, ts.ones(1)).item())
+    settings.inner.offset = 0.5
+    found.append(run(settings, ts.ones(1)).item())
+    assert found == [2.0, 2.0, 5.0, 5.5]
+
+
+class Scaled(nn.Module):
+    """Decorated methods of a module."""
+
+    def __init__(self):
+        self.w, self.factor = nn.Parameter(ts.ones(2)), 2.0
+
+    @ts.jit(target="cpu")
+    def forward(self, x):
+        return self.scale(x) + self.clip(x)
+
+    @ts.custom_vjp
+    def scale(self, x):
+        return self.w * x * self.factor
+
+    @ts.custom_jvp
+    def clip(self, x):
+        return 0.0 * x * self.w
+
+    @ts.quantization_aware
+    def product(self, x):
+        return x[None] @ self.w[:, None]
+
+
+Scaled.scale.defvjp(
+    lambda self, x: (self.w * x * self.factor, (self, x)),
+    lambda kept, g: (ts.tree.map(lambda w: g * kept[1] * 10.0, kept[0]), g * 0.0),
+)
+Scaled.clip.defjvp(lambda primals, tangents: (Scaled.clip(*primals), 0.0 * tangents[1]))
+
+
+def test_methods_are_decorated():
+    model, x = Scaled(), ts.Tensor([1.0, 2.0])
+    assert model(x).tolist() == model.forward(x).tolist() == Scaled.forward(model, x=x).tolist() == [2.0, 4.0]
+    slope = ts.grad(lambda model: model(x).sum())(model)
+    assert slope.w.tolist() == [10.0, 20.0]
+    model.factor = 3.0
+    assert model(x).tolist() == [3.0, 6.0] and model.product(x).item() == pytest.approx(3.0, rel=0.02)
+
+
+def test_methods_of_plain_objects_are_decorated():
+    class Model:
+        factor = 2.0
+
+        @ts.jit
+        def scale(self, x):
+            return x * self.factor
+
+        @staticmethod
+        @ts.jit
+        def double(x):
+            return x + x
+
+    model, x = Model(), ts.ones(1)
+    found = [model.scale(x).item(), model.double(x).item()]
+    model.factor = 5.0
+    assert [*found, model.scale(x).item(), Model().scale(x).item()] == [2.0, 2.0, 5.0, 2.0]

@@ -159,3 +159,19 @@ def test_a_norm_has_the_subgradient_zero_where_an_element_is_zero(ord):
     found = ts.grad(lambda x: ts.norm(x, ord))(ts.Tensor(x)).numpy()
     want = np.sign(x[1:]) * np.abs(x[1:]) ** (ord - 1) * np.linalg.norm(x, ord) ** (1 - ord)
     np.testing.assert_allclose(found, [0.0, *want], rtol=1e-12)
+
+
+@pytest.mark.parametrize("argnums", ["a", 1.0, (0, "a"), 5, (0, 0), (1, -1)])
+@pytest.mark.parametrize(
+    "transform", [ts.grad, ts.value_and_grad, ts.jacrev, ts.jacfwd, ts.hessian, ts.per_example_grad]
+)
+def test_argnums_that_name_no_arguments_are_refused(transform, argnums):
+    """Twice the same argument gave 0 for the first."""
+    with pytest.raises(ArgumentError, match=r"was not passed by position|argnums is"):
+        transform(lambda a, b: (a * b).sum(), argnums=argnums)(ts.ones(2), ts.ones(2))
+
+
+@pytest.mark.parametrize("transform", [ts.jacrev, ts.jacfwd, ts.hessian])
+def test_a_jacobian_is_of_one_argument(transform):
+    with pytest.raises(ArgumentError, match="argnums is"):
+        transform(lambda a, b: (a * b).sum(), argnums=(0, 1))(ts.ones(2), ts.ones(2))
