@@ -338,7 +338,8 @@ class Piece(torch.nn.Module):
         tensors = [f for f in self.fakes if isinstance(f, torch.Tensor)]
         output = next(n for n in module.graph.nodes if n.op == "output")
         self.outputs = [get_fake(n) if isinstance(n, Node) else n for n in output.args[0]]
-        target = options.target or ("interp" if _interprets(options) else choose_target(tensors))
+        interprets = options.debug or options.level is not None
+        target = options.target or ("interp" if interprets else choose_target(tensors))
         self.program_options = ProgramOptions(target, options.level, options.debug)
         self._programs: OrderedDict[Any, RunOnTensors] = OrderedDict()
         # A program of symbolic sizes: the shapes that it takes, and what it takes to hold of their sizes.
@@ -548,10 +549,6 @@ def _check_result(found: Tensor, fake: torch.Tensor) -> None:
             expected=f"{fake.dtype}, rank {fake.ndim}",
             received=str(found.type),
         )
-
-
-def _interprets(options: BackendOptions) -> bool:
-    return options.debug or options.level is not None
 
 
 def _is_static(fake: torch.Tensor) -> bool:
