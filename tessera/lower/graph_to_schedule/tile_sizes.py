@@ -337,11 +337,13 @@ def _feeds_by_copies(tiling: TileSizeSearch, product: Node, m: Sequence[int], n:
         return False
     for v in product.args:
         node = made.get(v)
-        if node is None or node.op is not schedule.load:
-            return False
+        if node is None or node.op is not schedule.load or len(node.args) != 1 + node.args[0].type.rank:  # type: ignore[union-attr]
+            return False  # a load under a mask is no copy
         type = node.args[0].type
-        row = int(type.shape[-1]) * type.dtype.bits // 8  # type: ignore[union-attr]
-        if type.dtype not in COPIED_TYPES or row % COPY_ALIGNMENT:  # type: ignore[union-attr]
+        row = type.shape[-1]  # type: ignore[union-attr]
+        if not isinstance(row, int) or row * type.dtype.bits // 8 % COPY_ALIGNMENT:  # type: ignore[union-attr]
+            return False
+        if type.dtype not in COPIED_TYPES:  # type: ignore[union-attr]
             return False
         if type.dtype.bits == 8 and not _runs_along(tiling, v, product.attrs["dim"]):  # type: ignore[union-attr]
             return False
