@@ -29,6 +29,7 @@ BLOCK_RATES = {
     (128, 128): (0.92, 0.92), (128, 96): (0.9, 0.6), (128, 64): (0.7, 0.6), (64, 256): (0.91, 0.91),
     (64, 192): (0.9, 0.9), (64, 128): (0.93, 0.93), (64, 96): (0.9, 0.55), (64, 64): (0.72, 0.72),
 }  # fmt: skip
+EVEN_BLOCKS = tuple(block for block in BLOCK_RATES if block[1] & (block[1] - 1) == 0)  # powers of two
 OTHER_BLOCK_RATE = 0.8
 # What all processors load is bound by the L2 cache: the multiply-adds in the time of two elements of an operand.
 LOAD_STEPS = 0.4

@@ -27,7 +27,7 @@ from tessera.ir.core import Value
 from tessera.ir.rewrite import UseDef
 from tessera.ir.tensor import Tensor
 from tessera.lower.indexing_maps import get_shape, get_tensor_type
-from tessera.lower.lowering_plan import BLOCK_RATES, STEP_SECONDS, estimate_waves
+from tessera.lower.lowering_plan import BLOCK_RATES, EVEN_BLOCKS, STEP_SECONDS, estimate_waves
 from tessera.lower.passes.window_views import find_stacked_slices
 from tessera.ops.tensor import basic, reduce, shape
 from tessera.stdlib.split_products import (
@@ -54,7 +54,6 @@ DEPTH = 64  # channels of a block
 LEAST_ROWS = 64  # outputs of a block
 SPLIT_CHANNELS, SPLIT_POSITIONS = 64, 64  # the block of an image that a program splits
 CHECKED_OUTPUTS, CHECKED_WINDOWS = 32, 256  # the block of results that a program checks
-PLAIN_BLOCKS = ((64, 64), (64, 128), (64, 256), (128, 64), (128, 128), (128, 256))
 FOLD_RATE = 1.1e12  # bytes a second that shifted images are written at, as channels of one
 MAX_WASTE = 1.2  # places of blocks for each window
 MAX_DEPTH = 4096  # elements that one f32 sum adds up: tensor cores cut off 1e-9 of a sum for each, measured on an H200
@@ -295,9 +294,8 @@ class PositionConvolution:
         """The division of the contraction and the blocks of results [Z, O, P] that take the least time: the waves of
         programs, and the sum of the parts' results."""
         (count, outputs, positions), rounds = results, ceil_divide(channels, DEPTH)
-        fits = [each for each in BLOCK_RATES if self.wave_blocks or each in PLAIN_BLOCKS]
         times = dict[WindowBlocks, float]()
-        for rows, columns in fits:
+        for rows, columns in BLOCK_RATES if self.wave_blocks else EVEN_BLOCKS:
             programs = count * ceil_divide(outputs, rows) * ceil_divide(positions, columns)
             most = max(1, BUSY_PROGRAMS // programs)
             for cuts in (n for n in range(1, self.taps[1] + 1) if self.taps[1] % n == 0 and n <= most):

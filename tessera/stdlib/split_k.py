@@ -47,7 +47,7 @@ LEAST_ELEMENTS = 1 << 20  # of the right operand, for the launch that adds up to
 LONG_DEPTH = 2048  # contractions that are cut where rows are many
 WAVE_ROWS = 128  # rows from which on programs compute whole blocks
 MOST_PARTS, WAVE_GAIN = 8, 0.9  # of a product of many blocks; what its time must fall to
-PLAIN_BLOCKS = ((128, 128), (128, 256), (64, 256))  # where no waves choose blocks
+LARGE_BLOCKS = ((128, 128), (128, 256), (64, 256))  # of a launch where waves choose no blocks
 WHOLE_GAIN = 0.95  # of the time of parts, from which on one launch is taken
 SMALL_BLOCK_RATE = 0.85  # of blocks of 128 x 128
 FEW_COLUMNS_RATE = 0.6  # the rate of blocks of few columns
@@ -253,7 +253,7 @@ def _fill_waves(product: ChunkedProduct, wave_blocks: bool) -> ChunkedProduct | 
     _, _, k, n = product.sizes
     if k < LONG_DEPTH or n < COLUMNS or k * n < LEAST_ELEMENTS:
         return None
-    whole = _estimate_whole(product, BLOCK_RATES if wave_blocks else PLAIN_BLOCKS)
+    whole = _estimate_whole(product, BLOCK_RATES if wave_blocks else LARGE_BLOCKS)
     widths = (COLUMNS, MORE_COLUMNS)
     tried = [(c, columns) for c in range(2, min(MOST_PARTS, k // LEAST_DEPTH) + 1) for columns in widths]
     times = {(c, columns): _estimate_parts(replace(product, chunks=c, columns=columns)) for c, columns in tried}

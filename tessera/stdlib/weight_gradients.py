@@ -30,7 +30,7 @@ from tessera.ir.core import Node, Value
 from tessera.ir.rewrite import UseDef
 from tessera.ir.tensor import Tensor
 from tessera.lower.indexing_maps import get_shape, get_tensor_type
-from tessera.lower.lowering_plan import BLOCK_RATES, STEP_SECONDS, LoweringPlan, estimate_waves
+from tessera.lower.lowering_plan import BLOCK_RATES, EVEN_BLOCKS, STEP_SECONDS, LoweringPlan, estimate_waves
 from tessera.ops.tensor import basic, shape
 from tessera.stdlib.convolution import StackedWindows, resize
 from tessera.stdlib.indirect_gradients import match_window_gradient
@@ -53,7 +53,6 @@ PLACED_ELEMENTS, PLACED_COLUMNS = 2048, 256  # of the block that a program place
 CHECKED, CHECKED_POSITIONS = 16, 16  # rows and columns of the block of results that a program checks, and of a round
 CHECKED_TAPS = 16  # taps of such a block, at most
 TURNED_CHANNELS, TURNED_ELEMENTS = 64, 4096  # of the block whose channels become columns
-EVEN_BLOCKS = [block for block in BLOCK_RATES if block[1] & (block[1] - 1) == 0]
 MOST_PARTS, LEAST_ROUNDS = 64, 4  # of the positions; of the rounds of a part
 # Bytes a second at which elements are placed in a grid, by the elements that a thread moves at once.
 PLACE_RATES = {1: 1.2e12, 2: 2e12, 4: 3e12, 8: 3e12}

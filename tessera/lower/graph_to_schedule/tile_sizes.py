@@ -20,6 +20,7 @@ from tessera.lower.indexing_maps import (
 )
 from tessera.lower.lowering_plan import (
     BLOCK_RATES,
+    EVEN_BLOCKS,
     LEAST_LANES,
     NARROW_LANES,
     WARPGROUP_SIDE,
@@ -245,7 +246,7 @@ SMALL_PRODUCT = 1 << 20  # multiply-adds, fewer of which take less time than to 
 MAX_BLOCK_ROWS, MAX_BLOCK_BYTES, BLOCKS_OF_A_PROGRAM = 1024, 1 << 19, 4
 COPIED_TYPES = (f16, bf16, fp8_e4m3, fp8_e5m2, int8, uint8)
 COPY_ALIGNMENT = 16  # bytes that divide a row of memory which tensor maps load
-WAVE_GAIN = 0.95  # of the time of waves, from which on it is the measure of blocks
+BLOCK_GAIN = 0.95  # of the time of waves, from which on it is the measure of blocks
 MAX_EPILOGUE_DEPTH = 4096  # of a contraction beside which what follows takes time: measured, equal at about 6,000
 
 
@@ -313,11 +314,10 @@ def _balance_waves(tiling: TileSizeSearch, product: Node, m: Sequence[int], n: S
     if sizes[1] < WARPGROUP_SIDE // 2 or sizes[3] < WARPGROUP_SIDE:
         return  # bound by memory
     turned = _runs_along(tiling, product.args[1], k)
-    fits = [each for each in BLOCK_RATES if each[0] <= plan.m and each[1] <= most]
-    blocks = [each for each in fits if not narrow or _floor_power_of_two(each[1]) == each[1]]
+    blocks = [each for each in (EVEN_BLOCKS if narrow else BLOCK_RATES) if each[0] <= plan.m and each[1] <= most]
     found = {each: estimate_waves(sizes, each, plan.processors, turned) for each in blocks}
     best = min(found, key=found.__getitem__, default=block)
-    if best != block and found[best] < WAVE_GAIN * estimate_waves(sizes, block, plan.processors, turned):
+    if best != block and found[best] < BLOCK_GAIN * estimate_waves(sizes, block, plan.processors, turned):
         tiling.tile[m[0]], tiling.tile[n[0]] = best
 
 
