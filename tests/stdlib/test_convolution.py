@@ -107,7 +107,7 @@ def test_infinities_reach_no_taps_that_a_phase_lacks(size, stride, channels, dty
         convolution.PositionConvolution, "_check", lambda self, *a: folded.append(self.stacked > 1) or check(self, *a)
     )
     x, w = draw(2, channels, 11, 12, dtype=dtype), draw(20, channels, *size, dtype=dtype)
-    x[0, 2, 4, 5], x[1, 1, 3, 7] = np.inf, np.nan
+    x[0, 2, 4, 5], x[1, 1, 3, 7], x[1, 0, 7, 4] = np.inf, np.nan, -np.inf  # in even and in odd columns
     named = {"padding": 1, "stride": stride}
     got, want = compute(2, named, x, w).astype("f8"), expect(2, named, x, w)
     assert found[0] is not None and np.isnan(want).any() and np.isinf(want).any()
