@@ -39,6 +39,7 @@ MIN_RESULTS, MAX_COLUMNS = 256, 1 << 13
 MAX_HELD_COLUMNS, MIN_HELD_LANES = 1 << 14, 32
 # The most elements of rows that are reduced together, the least rows, and the least programs that are left then.
 MAX_ROWS_TOGETHER, MIN_ROWS_TOGETHER, ROW_PROGRAMS = 1 << 13, 4, 1024
+OWN_ROW_GAIN = 2  # of both where each program also computes a row that all multiply by
 FOLDED = {"sum", "max", "min"}  # reductions of a loop whose rounds are added up in registers
 # Short rows of pointwise kernels are cut in tiles that have so many times fewer columns: that divide them, and others.
 EVEN_PADDING, LEAST_EVEN_COLUMNS, LEAST_EVEN_ROWS, EVEN_GAIN, UNEVEN_GAIN = 1.25, 32, 8, 1.3, 1.5
@@ -502,9 +503,15 @@ def _count_rows_together(tiling: TileSizeSearch, row: int, others: Sequence[int]
     plan = tiling.plan
     stores = [tiling.forms.indices(n) for n in tiling.block.nodes if n.op is schedule.store]
     kept = any(row in a.dims for access in stores for e in access for a, _ in e.terms)
-    together = min(plan.row_warps, MAX_ROWS_TOGETHER // tiling.pad(tiling.tile[row]))
-    count = math.prod(tiling.extents[d] for d in others)
-    return together if together >= MIN_ROWS_TOGETHER and not kept and count >= together * ROW_PROGRAMS else 1
+    count, depends = math.prod(tiling.extents[d] for d in others), tiling.forms.depends
+    own = any(n.op is schedule.reduce and not depends[n.out] & set(others) for n in tiling.block.nodes)
+    whole = {d for d in (row, *others) if tiling.extents[d] != 1}
+    matrices = sum(n.op is schedule.load and whole <= depends[n.out] for n in tiling.block.nodes)
+    for gain in (OWN_ROW_GAIN, 1) if own and matrices == 1 else (1,):
+        together = min(gain * plan.row_warps, gain * MAX_ROWS_TOGETHER // tiling.pad(tiling.tile[row]))
+        if together >= MIN_ROWS_TOGETHER and not kept and count >= together * ROW_PROGRAMS:
+            return together
+    return 1
 
 
 def _limit_row(tiling: TileSizeSearch, row: int, others: Sequence[int]) -> int:
