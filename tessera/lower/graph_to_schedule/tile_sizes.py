@@ -46,8 +46,12 @@ EVEN_PADDING, LEAST_EVEN_COLUMNS, LEAST_EVEN_ROWS, EVEN_GAIN, UNEVEN_GAIN = 1.25
 # Rows of an array, of so many elements at least, which a tile that more reductions than that share does not join.
 LEAST_ROW, LEAST_SHARED = 32, 3
 WHOLE_TILES = 64  # of a dim, of which one may be partial
+RUN_BYTES, RUN_PADDING = (
+    4,
+    1.1,
+)  # of an element whose runs are `lanes` long; narrower ones are longer where they pad less
 CROSSED_GAIN = 2  # of the elements of a transposed tile with one short dim, where blocks are padded
-MANY_PROGRAMS = 4096  # that remain where programs of pointwise kernels hold more elements
+MANY_PROGRAMS = 264  # that remain where programs of pointwise kernels hold more elements: two for each multiprocessor
 # A symbolic size is cut in about so many tiles, of at least so many elements: small sizes then waste little.
 SYMBOLIC_TILES, MIN_SYMBOLIC_TILE = 64, 16
 
@@ -555,7 +559,8 @@ def _tile_pointwise(tiling: TileSizeSearch, node: Node) -> None:
     if len(crossed) > 1:  # one access is by rows, another by columns: a tile is square
         tiling.fill(reversed(crossed), plan.lanes * plan.lanes)
         for dim in crossed:
-            tiling.tile[dim] = tiling.cut(dim, plan.lanes)
+            tiling.tile[dim] = _cut_run(tiling, dim, plan.lanes)
+        _widen_stored_runs(tiling, crossed)
         short, long = min(crossed, key=tiling.extents.__getitem__), max(crossed, key=tiling.extents.__getitem__)
         most = CROSSED_GAIN * plan.lanes if plan.power_of_two_tiles else plan.lanes
         spare = most // tiling.pad(tiling.tile[short])
@@ -572,7 +577,31 @@ def _tile_pointwise(tiling: TileSizeSearch, node: Node) -> None:
     tiling.fill(reversed(dims), max(budget, 1), plan.multiple)  # the rows of a tile begin with a line of the cache
     if dims:
         _widen_tile(tiling, dims[-1], budget)
+        _tile_outer_dim(tiling, dims, budget)
     tiling.shrink([(tiling.parallel(), _limit_flat_tile(tiling))])
+
+
+def _cut_run(tiling: TileSizeSearch, dim: int, target: int) -> int:
+    """The tile of a dim along which memory is read or written in runs: not half of the target, if that pads little."""
+    size, extent = tiling.cut(dim, target), tiling.extents[dim]
+    if not (tiling.plan.power_of_two_tiles and tiling.is_static(dim) and size < target < extent):
+        return size
+    little = round_up(extent, target) <= RUN_PADDING * extent
+    return target if little and _fits_radices(target, tiling._radices(dim)) else size
+
+
+def _widen_stored_runs(tiling: TileSizeSearch, crossed: Sequence[int]) -> None:
+    """Runs that are stored have as many bytes for narrow types as for f32, if that pads little."""
+    store = next(n for n in tiling.block.nodes if n.op is schedule.store)
+    runs = [d for d in crossed if d in find_unit_stride_dims(tiling.forms.indices(store)[-1])]
+    factor = RUN_BYTES // max(1, store.args[1].type.dtype.bits // 8)  # type: ignore[union-attr]
+    if len(runs) != 1 or not tiling.plan.power_of_two_tiles or factor <= 1:
+        return
+    before = tiling.tile[runs[0]]
+    tiling.tile[runs[0]] = _cut_run(tiling, runs[0], factor * tiling.plan.lanes)
+    pads = round_up(tiling.extents[runs[0]], tiling.tile[runs[0]]) > RUN_PADDING * tiling.extents[runs[0]]
+    if pads or tiling.programs() < MANY_PROGRAMS:
+        tiling.tile[runs[0]] = before
 
 
 def _limit_flat_tile(tiling: TileSizeSearch) -> int:
@@ -590,6 +619,21 @@ def _widen_tile(tiling: TileSizeSearch, dim: int, budget: int) -> None:
         return
     if tiling.extents[dim] >= WHOLE_TILES * whole and _fits_radices(whole, tiling._radices(dim)):
         tiling.tile[dim] = whole
+
+
+def _tile_outer_dim(tiling: TileSizeSearch, dims: Sequence[int], budget: int) -> None:
+    """Two of an outer dim, where the tile of an inner one is half of what a program holds, since that divides it.
+
+    They share no axis of memory: of that, the tile would be no block.
+    """
+    held = math.prod(tiling.pad(tiling.tile[d]) for d in dims)
+    dims = [d for d in dims if tiling.extents[d] > 1]
+    part = next((i for i in reversed(range(1, len(dims))) if tiling.tile[dims[i]] < tiling.extents[dims[i]]), 0)
+    if not part or not tiling.plan.power_of_two_tiles or 2 * held > budget or not tiling.is_static(dims[part - 1]):
+        return
+    pair = {dims[part - 1], dims[part]}
+    mixed = any(pair <= {d for a, _ in e.terms for d in a.dims} for access in tiling.accesses for e in access)
+    tiling.tile[dims[part - 1]] = 1 if mixed else 2
 
 
 def _find_even_columns(tiling: TileSizeSearch, dim: int, budget: int) -> int:
@@ -624,7 +668,10 @@ def _count_pointwise_elements(tiling: TileSizeSearch) -> int:
     """The elements of a program: more of narrow types where there are many programs, so that each moves some bytes."""
     plan, budget = tiling.plan, tiling.plan.pointwise
     total, moved = math.prod(tiling.extents[d] for d in tiling.parallel()), tiling.count_moved_bytes()
+    run = max((tiling.extents[d] for d in tiling.find_contiguous_dims() & set(tiling.parallel())), default=1)
     while budget * moved < plan.pointwise_bytes and total // (2 * budget) >= MANY_PROGRAMS:
+        if run > budget and round_up(run, 2 * budget) > EVEN_PADDING * round_up(run, budget):
+            break
         budget *= 2
     return budget
 
