@@ -2,13 +2,11 @@
 
 A block of the matrix, by rows or transposed in memory, is read once, multiplied by each row, and added up element by
 element; the threads exchange sums only at the end. The contraction is cut until the blocks fill a GPU, and the parts
-are added up in order. No row needs an alignment: as many rows as make whole units of memory are walked as one long row,
-whose parts are multiplied by elements of their own. f32 is multiplied as f32.
+are added up in order. No row needs an alignment, and f32 is multiplied as f32.
 """
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 from tessera.core.symbolic_dim import ceil_divide, round_up
@@ -31,7 +29,6 @@ COLUMNS, DEPTH = 256, 32  # of the block of a round, for one row
 UNALIGNED_DEPTH = 16  # of such a block where a thread loads single elements: the registers of more programs
 TURNED_ROWS, TURNED_DEPTH = 8, 256  # of that of a matrix that is transposed in memory
 LEAST_TURNED, LEAST_TURNED_DEPTH = 1 << 22, 1024  # elements of such a matrix; shorter rows are one program's each
-JOINED_COLUMNS, JOINED_DEPTH = 512, 2  # of that of rows that are joined
 LEAST_ELEMENTS = 1 << 18  # of the matrix
 PROGRAMS = 1056  # that hide the latency of memory: eight on each multiprocessor
 LEAST_DEPTH = 128  # elements of a part of the contraction
@@ -68,29 +65,6 @@ def multiply_turned_rows(a, b, out, *, depth, BM, BN, BK):
     tile.store(out[chunk, z, 0:BM, j : j + BN], tile.cast(tile.sum(total, axis=2), out.dtype), edge="clip")
 
 
-@kernel
-def multiply_joined_rows(a, b, out, *, depth, rows, columns, joined, BN, BK):
-    """out [S, M, joined * columns] = for each s the sums over s · depth to (s + 1) · depth joined rows of b.
-
-    On the grid (blocks of joined rows, S), for a [M, K] and b, flat, of K rows of so many `columns`. Element c of a
-    joined row r of `rows` is multiplied by element r · joined + c // columns of each row of a. Enough elements follow
-    the last one for a block that ends after it.
-    """
-    j, first = tile.program_id(0) * BN, tile.program_id(1) * depth
-    part, wide = j // columns, joined * columns
-    before = j + tile.arange(0, BN) < (part + 1) * columns
-    for m in tile.static_range(a.shape[0]):
-        total = tile.zeros((BN,), "f32")
-        for k in tile.range(0, depth, BK):
-            for i in tile.static_range(BK):
-                row = tile.minimum(first + k + i, rows - 1)
-                block = tile.cast(tile.load(b[row * wide + j : row * wide + j + BN]), "f32")
-                place = row * joined + part
-                factor = tile.where(before, tile.cast(a[m, place], "f32"), tile.cast(a[m, place + 1], "f32"))
-                total = tile.where(first + k + i < rows, total + factor * block, total)
-        tile.store(out[tile.program_id(1), m, j : j + BN], total, edge="clip")
-
-
 @dataclass(frozen=True)
 class RowProduct:
     """A product [Z, M, K] · [Z, K, N] of few rows: `vectors` are these, or the columns of a product of few columns."""
@@ -101,16 +75,6 @@ class RowProduct:
     result: tuple[int, ...]
     dtype: DType
     columns: bool = False  # whether the product is the transpose of that of rows
-
-    @property
-    def joined(self) -> int:
-        """The rows of the matrix that are whole units of memory together, if one is not; else 1."""
-        batch, _, k, n = self.sizes
-        if self.matrix.turned or batch > 1:
-            return 1
-        unit = MAPPED_UNIT * 8 // get_tensor_type(self.matrix.source).dtype.bits
-        joined = unit // math.gcd(unit, n)
-        return joined if n >= JOINED_COLUMNS and k >= joined * LEAST_DEPTH else 1
 
     @property
     def block(self) -> tuple[int, int]:
@@ -132,8 +96,6 @@ class RowProduct:
 
     def compute(self, a: Tensor, b: Tensor) -> Tensor:
         """The product of the vectors and the matrix's source."""
-        if self.joined > 1:
-            return self._compute_joined(a, b)
         (batch, m, k, n), (wide, deep) = self.sizes, self.block
         rows = 1 << (m - 1).bit_length()
         parts = ceil_divide(k, self.depth)
@@ -147,32 +109,6 @@ class RowProduct:
         sums = launch(multiply, grid, a, b, memory, depth=self.depth, **blocks)
         if parts > 1:
             sums = basic.cast(reduce.sum(sums, axis=(0,), keepdims=False), dtype=self.dtype)
-        return self._arrange(sums)
-
-    def _compute_joined(self, a: Tensor, b: Tensor) -> Tensor:
-        """The product, by rows of the matrix that are joined."""
-        _, m, k, n = self.sizes
-        if self.columns and m > 1:
-            a = shape.permute(shape.reshape(a, shape=(k, m)), axes=(1, 0))
-        a, joined = shape.reshape(a, shape=(m, k)), self.joined
-        rows, blocks = (k - 1) // joined, ceil_divide(joined * n, JOINED_COLUMNS)  # a row of the matrix is left
-        depth = round_up(ceil_divide(rows, max(1, PROGRAMS // blocks)), JOINED_DEPTH)
-        parts = ceil_divide(rows, depth)
-        memory = OutputMemory(TensorType((parts, m, joined * n), f32))
-        constants = {"depth": depth, "rows": rows, "columns": n, "joined": joined}
-        constants |= {"BN": JOINED_COLUMNS, "BK": JOINED_DEPTH}
-        grid, flat = (blocks, parts), shape.reshape(b, shape=(k * n,))
-        sums = launch(multiply_joined_rows, grid, a, flat, memory, **constants)
-        sums = reduce.sum(shape.reshape(sums, shape=(parts, m, joined, n)), axis=(0, 2), keepdims=False)
-        for row in range(rows * joined, k):
-            left = shape.slice_(a, start=(0, row), stop=(m, row + 1), step=(1, 1))
-            right = shape.slice_(shape.reshape(b, shape=(k, n)), start=(row, 0), stop=(row + 1, n), step=(1, 1))
-            sums = sums + basic.cast(left, dtype=f32) * basic.cast(right, dtype=f32)
-        return self._arrange(basic.cast(sums, dtype=self.dtype))
-
-    def _arrange(self, sums: Tensor) -> Tensor:
-        """The result, from the sums for each row."""
-        batch, m, _, n = self.sizes
         if self.columns and m > 1:
             sums = shape.permute(shape.reshape(sums, shape=(batch, m, n)), axes=(0, 2, 1))
         return shape.reshape(sums, shape=self.result)

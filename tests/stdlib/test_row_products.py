@@ -62,32 +62,6 @@ def test_matrices_by_rows_and_products_of_columns(function, left, right, name, d
     np.testing.assert_allclose(got.astype("f8"), want, rtol=tolerance, atol=tolerance)
 
 
-@pytest.mark.parametrize("dtype", [np.float32, np.float16, ml_dtypes.bfloat16])
-@pytest.mark.parametrize(("left", "right"), [
-    ((131,), (131, 77)), ((2, 200), (200, 33)), ((1, 129), (129, 34)), ((136,), (136, 101)), ((2, 513), (513, 126)),
-])  # fmt: skip
-def test_rows_that_are_no_whole_units_are_joined(left, right, dtype, small, monkeypatch):
-    """To the last rows, which make no whole unit together, and to columns of two rows in a block."""
-    monkeypatch.setattr(row_products, "JOINED_COLUMNS", 32)
-    a, b = draw(*left, dtype=dtype), draw(*right, dtype=dtype)
-    a[..., -3], b[-1, 5], b[7, 31] = np.inf, np.nan, np.inf
-    names, got = run(lambda a, b: a @ b, a, b)
-    assert "multiply_joined_rows" in names
-    with np.errstate(invalid="ignore"):
-        want = np.matmul(a.astype("f8"), b.astype("f8"))
-    tolerance = 1e-5 if dtype == np.float32 else 2**-7
-    np.testing.assert_allclose(got.astype("f8"), want, rtol=tolerance, atol=tolerance)
-
-
-def test_joined_rows_of_a_product_of_columns(small, monkeypatch):
-    """The transpose of such a product, of two columns, and of a matrix whose rows begin inside of its memory's."""
-    monkeypatch.setattr(row_products, "JOINED_COLUMNS", 32)
-    a, b = draw(2, 200, dtype=np.float32), draw(200, 33, dtype=np.float32)
-    for function in (lambda a, b: (b.mT @ a.mT).mT, lambda a, b: a @ b[:, 1:]):
-        _, got = run(function, a, b)
-        np.testing.assert_allclose(got, function(a.astype("f8"), b.astype("f8")), rtol=1e-5, atol=1e-5)
-
-
 def test_special_numbers(small):
     a, b = np.array([1.0, 0.0, 2.0], np.float32), np.ones((3, 40), np.float32)
     b[0, 3], b[1, 5], b[2, 7] = np.inf, np.inf, np.nan

@@ -11,7 +11,7 @@ import tessera as ts
 from tessera.codegen.ptx import BACKEND
 from tessera.codegen.ptx.runtime.emulated_program import TEXT_FILE
 from tessera.core.types import bf16, bool_, f16, f32, f64, int32, int64
-from tessera.ops.tensor import basic, elementwise, reduce, shape
+from tessera.ops.tensor import reduce, shape
 
 REDUCTIONS = (reduce.sum, reduce.max, reduce.min, reduce.argmax, reduce.argmin)
 
@@ -86,20 +86,3 @@ def test_sums_of_negative_zeros_are_zero(shape, axis, dtype):
     x = np.full(shape, -0.0, dtype)
     found = [np.asarray(ts.jit(lambda x: x.sum(axis), target=t)(x)) for t in ("interp", "llvm", "ptx")]
     assert not any(np.signbit(f).any() for f in found)
-
-
-@pytest.mark.parametrize(
-    ("size", "threads"), [((16, 197), 256), ((8, 382), 256), ((4, 1000), 128), ((4, 2000), 256)], ids=str
-)
-def test_warps_reduce_rows_of_their_own(size, threads):
-    """Rows that are reduced and read again need no barrier, as long as the registers of a warp hold one."""
-    x, out = numbers(f32, *size), np.zeros(size, np.float32)
-    k = Kernel(x, out)
-    v = k.load(k.params[0])
-    least = k(reduce.min, k(elementwise.mul, v, v), axis=(-1,), keepdims=True)
-    k.store(k.params[1], k(elementwise.sub, v, k(basic.broadcast_to, least, shape=size)))
-    artifact = emit_checked(k.module((1,)))
-    BACKEND.interpreter(artifact)([x, out])
-    np.testing.assert_array_equal(out, x - (x * x).min(1, keepdims=True))
-    text = artifact.text(TEXT_FILE)
-    assert f".reqntid {threads}," in text and ("bar.sync" in text) == (size[1] > 1024)
