@@ -63,6 +63,6 @@ def test_counts_of_bits_of_int4(target):
 
 def test_nothing_is_known_of_the_bits_of_a_nan():
     """Engines differ in its sign and payload: those of an invalid operation are negative on a processor."""
-    found = ts.debug.error_bound(lambda x: ts.bitcast(ts.sqrt(x), "int32"))(np.float32([4.0, -np.inf]))
+    found = ts.debug.error_bound(lambda x: ts.bitcast(x - x, "int32"))(np.float32([4.0, -np.inf]))
     (result,) = found.results
     np.testing.assert_array_equal(np.isinf(result.radius), [False, True])
