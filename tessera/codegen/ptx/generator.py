@@ -137,7 +137,7 @@ PLAN = LoweringPlan(
     stack_views=False,
     m=128, n=256, busy_n=128, warpgroup_rows=64, processors=132, wave_blocks=True, k=64, whole_k=63, multiple=128,
     rows=4096, row_limit=32768, row_tile=8192, row_warps=8,
-    pointwise=1024, pointwise_bytes=12288, lanes=32, result_lanes=1024, power_of_two_tiles=True, peel=True,
+    pointwise=1024, pointwise_bytes=8192, lanes=32, result_lanes=1024, power_of_two_tiles=True, peel=True,
     collapse=True, programs=96,
     flash_m=64, flash_n=64, flash_deep=128, tensor_cores=True, vector_products=1, vector_results=512,
     find_refused=find_refused, parallel=528, shares_rows=True, own_row=4096,

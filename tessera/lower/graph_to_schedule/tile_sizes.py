@@ -51,7 +51,9 @@ RUN_BYTES, RUN_PADDING = (
     1.1,
 )  # of an element whose runs are `lanes` long; narrower ones are longer where they pad less
 CROSSED_GAIN = 2  # of the elements of a transposed tile with one short dim, where blocks are padded
-MANY_PROGRAMS = 264  # that remain where programs of pointwise kernels hold more elements: two for each multiprocessor
+# That remain where programs of pointwise kernels hold more elements: two for each multiprocessor, or more where each
+# element is made of more than so many loads; what larger tiles may pad more.
+MANY_PROGRAMS, MANY_WINDOW_PROGRAMS, FEW_LOADS, GROWN_PADDING = 264, 4096, 4, 1.05
 # A symbolic size is cut in about so many tiles, of at least so many elements: small sizes then waste little.
 SYMBOLIC_TILES, MIN_SYMBOLIC_TILE = 64, 16
 
@@ -202,6 +204,10 @@ class TileSizeSearch:
 
     def _count_rows(self, dims: Iterable[int]) -> int:
         return math.prod(self.extents[d] for d in dims)
+
+    def count_padded(self) -> int:
+        """The elements of all programs, with those that pad their tiles."""
+        return self.programs() * math.prod(self.pad(self.tile[d]) for d in self.parallel())
 
     def programs(self) -> int:
         """How many programs there are."""
@@ -549,13 +555,25 @@ def _has_dependent_reductions(block: Block) -> bool:
 
 
 def _tile_pointwise(tiling: TileSizeSearch, node: Node) -> None:
+    """Programs have more elements only where these are no padding."""
+    budget, start = _count_pointwise_elements(tiling), list(tiling.tile)
+    _tile_elements(tiling, budget)
+    while budget > tiling.plan.pointwise:
+        budget, larger, padded = budget // 2, list(tiling.tile), tiling.count_padded()
+        tiling.tile = list(start)
+        _tile_elements(tiling, budget)
+        if padded <= GROWN_PADDING * tiling.count_padded():
+            tiling.tile = larger
+            return
+
+
+def _tile_elements(tiling: TileSizeSearch, budget: int) -> None:
     plan, dims = tiling.plan, tiling.parallel()
     if not dims:
         return
     overlapping = tiling.find_overlapping_dims()
     dims = [d for d in dims if d not in overlapping]
     crossed = sorted(tiling.find_contiguous_dims() & set(dims))
-    budget = _count_pointwise_elements(tiling)
     if len(crossed) > 1:  # one access is by rows, another by columns: a tile is square
         tiling.fill(reversed(crossed), plan.lanes * plan.lanes)
         for dim in crossed:
@@ -668,10 +686,10 @@ def _count_pointwise_elements(tiling: TileSizeSearch) -> int:
     """The elements of a program: more of narrow types where there are many programs, so that each moves some bytes."""
     plan, budget = tiling.plan, tiling.plan.pointwise
     total, moved = math.prod(tiling.extents[d] for d in tiling.parallel()), tiling.count_moved_bytes()
-    run = max((tiling.extents[d] for d in tiling.find_contiguous_dims() & set(tiling.parallel())), default=1)
-    while budget * moved < plan.pointwise_bytes and total // (2 * budget) >= MANY_PROGRAMS:
-        if run > budget and round_up(run, 2 * budget) > EVEN_PADDING * round_up(run, budget):
-            break
+    # Of windows, whose elements are made of many loads, programs take longer, and registers hold fewer.
+    loads = sum(n.op is schedule.load for n in tiling.block.nodes)
+    least = MANY_PROGRAMS if loads <= FEW_LOADS else MANY_WINDOW_PROGRAMS
+    while budget * moved < plan.pointwise_bytes and total // (2 * budget) >= least:
         budget *= 2
     return budget
 
