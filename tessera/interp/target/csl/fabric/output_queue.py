@@ -97,7 +97,12 @@ class OutputQueue:
             if len(leaving) == depth:
                 self.wake(leaving[0])
         node.ramp = first + count - 1
-        _inject(channel, arrival, words[:], marked)  # the sender may have the list from a broadcast
+        words = words[:]  # the sender may have the list from a broadcast
+        if marked:
+            channel.extend(RAMP, split_runs(arrival, words), count, marked)
+        else:
+            channel.check_direction(RAMP)
+            channel.append(buffer, (arrival, words), count)
         return True
 
     def collect(self) -> HostSink:

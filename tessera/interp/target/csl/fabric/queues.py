@@ -193,7 +193,11 @@ class InputQueue:
             count = now - time + 1 if now - time < len(found) else len(found)
         if count <= 0:
             return []
-        found = words.take(count if count < limit else limit)
+        if count == words.count <= limit and len(words.runs) == 1:  # the whole of one run
+            words.runs.clear()
+            words.count = 0
+        else:
+            found = words.take(count if count < limit else limit)
         if words.limit > self.depth:
             words.limit = max(self.depth, words.limit - len(found))
         feeder = words.feeder
@@ -311,8 +315,14 @@ class InputQueue:
         if self._due != now:
             return  # a later schedule replaced this one
         self._due = None
-        time = self._find_arrival()
-        if time is not None and time <= now:
+        words, needed = self.words, self._needed
+        if not self.controls and needed <= words.count:  # as `_find_arrival`
+            first, found = words.runs[0]
+            arrived = first + needed - 1 <= now if needed <= len(found) else words.find_time(needed) <= now
+        else:
+            time = self._find_arrival()
+            arrived = time is not None and time <= now
+        if arrived:
             self._needed, self.whole = 1, False
             self.node.pe.receive_wavelet(self.color)
         else:

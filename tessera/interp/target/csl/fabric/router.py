@@ -138,8 +138,12 @@ class RouterChannel:
 
     def open(self, rx: Directions, tx: Directions) -> None:
         """Replace switch position 0, and end the teardown."""
-        self.make_reconfigurable()
-        self.wake(self.events.now)
+        if not self.route.reconfigurable:
+            self.make_reconfigurable()
+        for direction in rx:
+            if self.inputs[direction].count or not self.steady:  # with a seed the number of events decides its choices
+                self.wake(self.events.now)
+                break
         self.route.open(rx, tx)
 
     def _finish_switch(self, time: int) -> None:
@@ -274,9 +278,10 @@ class RouterChannel:
         time, (word,) = buffer.runs[0]
         if not ends_in_routers(word):
             return False
-        time, links = max(time, now, self._last + 1), self._links
-        ways = [way for way in self._ways if way[0] != RAMP]
+        time, links, ways = max(time, now, self._last + 1), self._links, self._ways
         for direction, _, room in ways:
+            if direction == RAMP:
+                continue
             if room.count >= room.limit:
                 room.feeder = self
                 return True
@@ -288,9 +293,11 @@ class RouterChannel:
         self.marked -= 1
         onward = self._execute_command(word, time)
         for direction, target, _ in ways:
-            self._count_wavelet(direction, time)
-            target.extend(OPPOSITE[direction], [(time + 1 + self._later, [onward])], 1, 1)
-        buffer.wake_feeder(time)
+            if direction != RAMP:
+                self._count_wavelet(direction, time)
+                target.extend(OPPOSITE[direction], [(time + 1 + self._later, [onward])], 1, 1)
+        if buffer.feeder is not None:
+            buffer.wake_feeder(time)
         if self.route.current == position:
             return True
         self._finish_switch(time)
@@ -495,6 +502,9 @@ class RouterChannel:
             if calls is not None:  # of the present cycle or a later one
                 self.due = time
                 calls.append(self._serve)
+            elif time > self.events.now:
+                self.due = time
+                self.events.at(time, self._serve)
             else:
                 self.wake(time)
 
@@ -518,6 +528,9 @@ class RouterChannel:
             if calls is not None:  # of the present cycle or a later one
                 self.due = time
                 calls.append(self._serve)
+            elif time > self.events.now:
+                self.due = time
+                self.events.at(time, self._serve)
             else:
                 self.wake(time)
 
@@ -585,15 +598,12 @@ class RouterChannel:
 
     def _execute_command(self, word: int, time: int) -> int:
         """Execute the first command of a routed control word."""
-        before = self.route.in_teardown
-        onward = self.route.command(word & WORD_MASK) | CONTROL_FLAG
-        if self.route.in_teardown and not before:
-            self.node.fabric.events.at(time, self._torn_down)
+        route = self.route
+        before = route.in_teardown
+        onward = route.command(word & WORD_MASK) | CONTROL_FLAG
+        if route.in_teardown and not before:
+            self.events.at(time, self.node.handlers.get(self.color) or self._torn_down)
         return onward
 
     def _torn_down(self) -> None:
-        handler = self.node.handlers.get(self.color)
-        if handler is None:
-            self.node.pe.handle_teardown(self.color)
-        else:
-            handler()
+        self.node.pe.handle_teardown(self.color)

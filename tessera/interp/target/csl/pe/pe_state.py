@@ -4,12 +4,12 @@ package act."""
 from __future__ import annotations
 
 import gc
-import heapq
 import math
 import random
 from collections import deque
 from collections.abc import Callable, Iterator, Sized
 from contextlib import contextmanager
+from heapq import heappop, heappush
 from itertools import islice
 from operator import length_hint
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -109,30 +109,38 @@ class EventQueue:
 
     def at(self, time: int, call: Call) -> None:
         """Schedule a call at a cycle, or at the present cycle if that one has passed."""
+        calls = self.slots.get(time)
+        if calls is not None:
+            calls.append(call)
+        elif time > self.now and self.random is None:
+            self._calls[time] = [call]
+            heappush(self._cycles, time)
+        else:
+            self._schedule(time if time > self.now else self.now, call)
+
+    def _schedule(self, time: int, call: Call) -> None:
+        """Schedule a call at the present cycle, or with a seed at any."""
         calls = self._calls.get(time)
         if calls is None:
-            if time <= self.now and self.now in self._calls:
-                calls = self._calls[self.now]
-            else:
-                calls = self._open(time if time > self.now else self.now)
+            calls = self._open(time)
         if self.random is None:
             calls.append(call)
         else:
-            self._shuffle(time if time > self.now else self.now, call, calls)
+            self._shuffle(time, call, calls)
 
     def _open(self, time: int) -> list[Call]:
         """The calls of a cycle that has none."""
         calls: list[Call] = []
         self._calls[time] = calls
-        heapq.heappush(self._cycles, time)
+        heappush(self._cycles, time)
         return calls
 
     def _shuffle(self, time: int, call: Call, calls: list[Call]) -> None:
         """Schedule a call at a random place among those of its cycle."""
         self._count += 1
         shuffled = self._shuffled.setdefault(time, [])
-        heapq.heappush(shuffled, (self.random.random() if self.random else 0.0, self._count, call))
-        calls.append(lambda: heapq.heappop(shuffled)[2]())
+        heappush(shuffled, (self.random.random() if self.random else 0.0, self._count, call))
+        calls.append(lambda: heappop(shuffled)[2]())
 
     def run(self, limit: int | None = None, awaited: Sized = FOREVER) -> None:
         """Run until the queue or `awaited` is empty, or the clock would pass `limit`."""
@@ -172,7 +180,7 @@ class EventQueue:
                 if length_hint(left):
                     self._forget_calls()
                     continue
-            heapq.heappop(cycles)
+            heappop(cycles)
             del self._calls[now]
             if self._shuffled:
                 self._shuffled.pop(now, None)
@@ -229,7 +237,7 @@ class PeState:
 
     # More attributes than Python keeps in a compact dictionary.
     __slots__ = (
-        "active", "arrays", "blocked", "busy", "calls", "clock", "control", "control_ended_colors", "data",
+        "active", "arrays", "beginning", "blocked", "busy", "calls", "clock", "control", "control_ended_colors", "data",
         "dispatch", "dsrs", "events", "fabric", "fifos", "flushed", "front", "high_priority", "in_colors", "limit",
         "local", "lockstep_group", "memory_used", "needs_queue_initialisation", "numbers", "operation_end",
         "out_colors", "output", "overtaken", "pending", "program", "queue_numbers", "ready_colors", "registers",
@@ -289,6 +297,7 @@ class PeState:
         self.calls: deque[TaskCall] = deque()  # calls of the host and of handlers
         self.front: PeThread | None = None  # the running task
         self.threads: dict[PeThread, None] = {}  # the running microthreads
+        self.beginning: list[tuple[int, Call]] = []  # setup and start of those that begin when the task ends
         self.waiters: dict[Any, list[PeThread]] = {}
         self.wake_time: int | None = None  # the cycle of the next scheduled task selection
 

@@ -63,6 +63,9 @@ def begin(
     pe.threads[thread] = None
     thread.again = again = partial(resume, pe, thread)
     events = pe.events
+    if setup and pe.front is _RUNNING and events.random is None:
+        pe.beginning.append((setup, again))  # its first cycle is known when the task ends
+        return
     first = (lambda: events.at(pe.clock + setup, again)) if setup else again
     events.at(pe.clock if pe.clock > events.now else events.now, first)
 
@@ -373,6 +376,10 @@ def _end_task(pe: PeState, name: str, begin_cycle: int) -> None:
     pe.front = None
     if pe.trace is not None:
         pe.trace(name, begin_cycle, pe.clock)
+    if pe.beginning:
+        for setup, again in pe.beginning:
+            pe.events.at(pe.clock + setup, again)
+        pe.beginning.clear()
     wake(pe)
 
 
