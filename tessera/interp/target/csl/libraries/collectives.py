@@ -32,7 +32,7 @@ from tessera.interp.target.csl.fabric.routing import (
 )
 from tessera.interp.target.csl.pe.pe_state import WaitCondition
 from tessera.interp.target.csl.pe.processing_element import get_memory
-from tessera.interp.target.csl.pe.scheduler import activate, resume_waiting, spawn
+from tessera.interp.target.csl.pe.scheduler import activate, resume_at_once, spawn
 from tessera.interp.target.csl.sema import types as t
 from tessera.interp.target.csl.sema.values import ColorConfig, ComptimeValue, NativeFunction, Pointer
 from tessera.interp.target.csl.text.diagnostics import CslError, CslFault
@@ -114,7 +114,7 @@ def await_teardown(color: int) -> WaitCondition:
 def end_rest(pe: Any, waiting: WaitCondition) -> None:
     """Resume the operation that waits for a teardown."""
     if pe.waiters:
-        resume_waiting(pe, pe.waiters.pop(waiting, None))
+        resume_at_once(pe, pe.waiters.pop(waiting, None))
 
 
 class CollectiveOperation:
