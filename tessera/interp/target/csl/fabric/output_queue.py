@@ -75,6 +75,19 @@ class OutputQueue:
         self._move()
         return len(words)
 
+    def offer_command(self, word: int) -> bool:
+        """Accept a control wavelet; equal to `offer`."""
+        node = self.node
+        if self.words or node.ahead is not None or self.paced or node.path is not None:
+            return bool(self.offer([word]))
+        channel, buffer = self.channel, self._entrance
+        if channel is None or buffer is None or self._watched or self.emptied is not None or buffer.count >= self.depth:
+            return bool(self.offer([word]))
+        now = self.events.now
+        node.ramp = first = (now if now > node.ramp else node.ramp) + 1
+        channel.extend(RAMP, [(first + self._delay, [word])], 1, 1)
+        return True
+
     def _pass_on(self, words: list[int], marked: int) -> bool:
         """Move words into the router if it has room for all, and nobody waits for the queue."""
         channel, buffer, count, node = self.channel, self._entrance, len(words), self.node
@@ -101,7 +114,8 @@ class OutputQueue:
         if marked:
             channel.extend(RAMP, split_runs(arrival, words), count, marked)
         else:
-            channel.check_direction(RAMP)
+            if not channel.route.reconfigurable:
+                channel.check_direction(RAMP)
             channel.append(buffer, (arrival, words), count)
         return True
 

@@ -222,36 +222,38 @@ class RouterChannel:
         start, words = runs[0]
         if words[0] > WORD_MASK:
             return len(runs) == 1 and self._relay_command(buffer, now)
-        count, links, last, blocked = len(words), self._links, self._last, False
+        count, links, last, ways, blocked = len(words), self._links, self._last, self._ways, False
         if count != buffer.count and (len(runs) > 2 or runs[1][1][0] <= WORD_MASK):
             return False
-        after = last + 1 if last >= now else now
-        for direction, _, room in self._ways:
-            free = room.limit - room.count
-            if free < count:
-                if free > 0:
-                    return self._fill(buffer, now, free)
+        if last >= now:
+            now = last + 1
+        if start < now:
+            start = now
+        for direction, _, room in ways:
+            if room.limit - room.count < count:
+                if room.limit > room.count:
+                    return self._fill(buffer, self.events.now, room.limit - room.count)
                 room.feeder = self
                 blocked = True
-            if links[direction] > after:
-                after = links[direction]
+            if links[direction] > start:
+                start = links[direction]
         if blocked:
             return True
-        start = after if start < after else start
         del runs[0]
         self.granted = 0
         buffer.count -= count
-        self._last = start + count - 1
-        if self._log is None and len(self._ways) == 1:  # as `_deliver_run`
-            direction, target, room = self._ways[0]
-            links[direction] = start + count
+        end = start + count
+        self._last = end - 1
+        if self._log is None and len(ways) == 1:  # as `_deliver_run`
+            direction, target, room = ways[0]
+            links[direction] = end
             self._traffic[direction] += count
             target.append(room, (start + self._hop, words), count)
         else:
             self._deliver_run((start + 1, words), count)
         if buffer.feeder is not None:
             buffer.wake_feeder(start)
-        return not runs or (len(runs) == 1 and self._relay_command(buffer, now))
+        return not runs or (len(runs) == 1 and self._relay_command(buffer, self.events.now))
 
     def _fill(self, buffer: WordBuffer, now: int, free: int) -> bool:
         """Forward as many words of a run as some way takes; whether nothing is left to do.
@@ -278,7 +280,11 @@ class RouterChannel:
         time, (word,) = buffer.runs[0]
         if not ends_in_routers(word):
             return False
-        time, links, ways = max(time, now, self._last + 1), self._links, self._ways
+        if time <= self._last:
+            time = self._last + 1
+        if time < now:
+            time = now
+        links, ways = self._links, self._ways
         for direction, _, room in ways:
             if direction == RAMP:
                 continue
@@ -415,22 +421,20 @@ class RouterChannel:
 
     def _find_origin(self) -> WordBuffer | None:
         """The buffer of the only direction that words come from, empty or with known ways; None: `_step` finds it."""
-        route = self.route
-        rx, tx = route.here
+        rx = self.route.here[0]
         if len(rx) != 1:
             return None
         buffer = self.inputs[rx[0]]
-        if buffer.count:
-            if not self.steady or route.filter is not None or HOST in tx:
-                return None
-            self._find_ways()
-        return buffer
+        return buffer if not buffer.count or self._find_plain_ways() else None
 
     def _find_ways(self) -> None:
         """Find the buffer that words come from, and the queues and buffers that they enter."""
         rx, tx = here = self.route.here
         if tx is not self._here[1]:
-            self._ways = [self._find_way(direction) for direction in tx]
+            ways = []
+            for direction in tx:
+                ways.append(self._find_way(direction))
+            self._ways = ways
             self._hop = 1 if tx[:1] == _DOWN else 1 + self._later
         self._here, self._origin = here, self.inputs[rx[0]] if len(rx) == 1 else None
 

@@ -59,10 +59,6 @@ class PeLine:
         """The index of a PE on its line."""
         return pe.y if self.vertical else pe.x
 
-    def length(self, pe: Any) -> int:
-        """The number of PEs on the line."""
-        return pe.fabric.node.fabric.height if self.vertical else pe.fabric.node.fabric.width
-
     def color(self, distance: int, behind: bool) -> int:
         """The color of the link between a distance and the next smaller one."""
         return self.colors[(distance + (not behind)) % 2]
@@ -146,7 +142,7 @@ class CollectiveOperation:
     def end(self, color: int) -> CollectiveThread:
         """Send the teardown command of a color."""
         output = self.node.get_output(color)
-        while not output.offer([TEARDOWN_COMMAND]):
+        while not output.offer_command(TEARDOWN_COMMAND):
             yield await_room(color)
 
     def receive(self, color: int, count: int, use: Callable[[int, list[int]], None]) -> CollectiveThread:
@@ -173,20 +169,41 @@ class CollectiveOperation:
     def forward(
         self, source: int, color: int, count: int, change: Callable[[int, list[int]], list[int]] | None = None
     ) -> CollectiveThread:
-        """Receive words on one color and send them, or `change(start, words)`, on another as they arrive."""
+        """Receive words on one color and send them, or `change(start, words)`, on another as they arrive.
+
+        The event of their arrival sends them itself, unless they have to wait for room.
+        """
         queue, output, events = self.node.get_input(source), self.node.get_output(color), self.events
-        done, arrived = 0, queue.words
+        done, arrived, direct = 0, queue.words, self.pe.wide and self.node.fabric.steady
+
+        def relay() -> bool:
+            nonlocal done
+            if output.words or (change is not None and self.pe.pending):
+                return False
+            words = queue.take(events.now, count - done)
+            if not words:
+                return False
+            start = done
+            done += len(words)
+            output.offer(words if change is None else change(start, words))
+            if output.words or done == count:
+                return False
+            queue.want(count - done)
+            return True
+
         while done < count:
             words = queue.take(events.now, count - done) if arrived.count else None
-            if not words:
+            if words:
+                start = done
+                done += len(words)
+                if change is not None:
+                    words = change(start, words)
+                while not output.offer(words):
+                    yield await_room(color)
+            else:
                 queue.want(count - done)
+                queue.relay = relay if direct else None
                 yield await_word(source)
-                continue
-            if change is not None:
-                words = change(done, words)
-            done += len(words)
-            while not output.offer(words):
-                yield await_room(color)
             while output.words and not output.is_settled():
                 yield await_room(color)
 
@@ -340,7 +357,8 @@ def make_collectives_pe(unit: Any, params: dict[str, ComptimeValue]) -> dict[str
     roles: dict[tuple[int, int, int], CollectiveRole] = {}
 
     def find_role(pe: Any, root: int, name: str) -> CollectiveRole:
-        place, last = line.place(pe), line.length(pe) - 1
+        fabric = pe.fabric.node.fabric
+        place, last = (pe.y, fabric.height - 1) if line.vertical else (pe.x, fabric.width - 1)
         role = roles.get((place, last, root))
         if role is None:
             if root > last:

@@ -7,8 +7,7 @@ import gc
 import math
 import random
 from collections import deque
-from collections.abc import Callable, Iterator, Sized
-from contextlib import contextmanager
+from collections.abc import Callable, Sized
 from heapq import heappop, heappush
 from itertools import islice
 from operator import length_hint
@@ -16,12 +15,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from tessera.core.errors import Location
+from tessera.core.errors import Location, TesseraError
 from tessera.interp.target.csl.pe.dsd_operations import Microthread, forget_views
 from tessera.interp.target.csl.sema import types as t
 from tessera.interp.target.csl.sema.compilation_unit import BoundTask
 from tessera.interp.target.csl.sema.values import Dsr, DsrContents, Fifo
-from tessera.interp.target.csl.text.diagnostics import name_run_errors, report_no_progress
+from tessera.interp.target.csl.text.diagnostics import name_run_error, report_no_progress
 
 if TYPE_CHECKING:
     from tessera.interp.target.csl.pe.program import PeProgram
@@ -36,19 +35,21 @@ FOUND_FROZEN: list[bool] = []  # not empty once objects of this process were fou
 MAX_CALLS_PER_CYCLE = 1 << 21  # calls of one cycle: more are a loop that makes no progress
 
 
-@contextmanager
-def without_collection() -> Iterator[None]:
+class without_collection:  # noqa: N801: a context, entered often
     """Run without Python's cyclic garbage collector: the words of a run are many and form no cycles.
 
     Afterwards all objects belong to the oldest generation: the collector would otherwise walk through those of the run
     at once.
     """
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
+
+    __slots__ = ("enabled",)
+
+    def __enter__(self) -> None:
+        self.enabled = gc.isenabled()
+        gc.disable()
+
+    def __exit__(self, *_: object) -> None:
+        if self.enabled:
             if gc.get_count()[0] > MANY_WORDS and not _holds_frozen_objects():
                 gc.freeze()
                 gc.unfreeze()
@@ -144,27 +145,25 @@ class EventQueue:
 
     def run(self, limit: int | None = None, awaited: Sized = FOREVER) -> None:
         """Run until the queue or `awaited` is empty, or the clock would pass `limit`."""
-        with (
-            np.errstate(all="ignore"),
-            without_collection(),
-            name_run_errors(lambda: self.now),
-        ):  # a PE computes with NaN
+        with np.errstate(all="ignore"), without_collection():  # a PE computes with NaN
             try:
                 self._run(math.inf if limit is None else limit, awaited)
-            except BaseException:
+            except BaseException as error:
                 self._forget_calls()
-                raise
+                if isinstance(error, TesseraError) or not isinstance(error, Exception):
+                    raise
+                raise name_run_error(error, self.now) from error
             finally:
                 forget_views()
 
     def _run(self, limit: float, awaited: Sized) -> None:
-        cycles, count, reports = self._cycles, 0, ProgressReports(self.progress)
+        cycles, by_cycle, count, reports = self._cycles, self._calls, 0, ProgressReports(self.progress)
         while cycles and awaited:
             now = cycles[0]
             if now > limit:
                 self.now, self._known = int(limit), -1
                 return
-            self._running = calls = self._calls[now]
+            self._running = calls = by_cycle[now]
             self._known = -1 if now == self.now else len(calls)
             self._left = left = iter(calls)
             self.now = now
@@ -181,7 +180,7 @@ class EventQueue:
                     self._forget_calls()
                     continue
             heappop(cycles)
-            del self._calls[now]
+            del by_cycle[now]
             if self._shuffled:
                 self._shuffled.pop(now, None)
         if not cycles and self.now < self.end <= limit:

@@ -102,7 +102,7 @@ def map_products(pe: PeState, function: Any, numbers: Any, count: int) -> bool:
         return False
     array, byte, stride, _, _ = numbers
     first = byte // array.itemsize
-    indices = [first + i * stride for i in range(count)]
+    indices = list(range(first, first + count * stride, stride)) if stride else [first] * count
     steps = [_find_step(one) for one in (dest, vector)]
     at_once = pe.space[accumulate_products.__name__]
     if not at_once(pe, op, dest.dsd, steps[0], vector.dsd, steps[1], array, indices, COSTS.map_call):
@@ -211,6 +211,5 @@ def _find_rows(
 def _count_conflicts(rows: VectorRows, factors: VectorRows) -> int:
     """The cycles of all iterations in which a bank has both elements; words of 4 bytes."""
     start, step, strides = rows.start - factors.start, rows.step - factors.step, rows.stride - factors.stride
-    return sum(
-        [count_conflicts((start + i * step) // 4 % 4, strides // 4 % 4, rows.extent) for i in range(rows.iterations)]
-    )
+    places = [(start + i * step) // 4 % 4 for i in range(rows.iterations)]
+    return sum(places.count(p) * count_conflicts(p, strides // 4 % 4, rows.extent) for p in range(4))

@@ -232,8 +232,8 @@ def dispatch(pe: PeState) -> None:
 def _select_task(pe: PeState) -> TaskCall | None:
     """Take the next ready task off its queue."""
     active, blocked = pe.active, pe.blocked
-    if not pe.ready_colors and not pe.calls and len(active) == 1:
-        number = next(iter(active))
+    if len(active) == 1 and not pe.ready_colors and not pe.calls:
+        (number,) = active
         return None if number in blocked else _take_active_task(pe, number)
     ready: list[ReadyTask] = []
     if pe.ready_colors:
