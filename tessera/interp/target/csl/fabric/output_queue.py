@@ -81,8 +81,13 @@ class OutputQueue:
         if self.words or node.ahead is not None or self.paced or node.path is not None:
             return bool(self.offer([word]))
         channel, buffer = self.channel, self._entrance
-        if channel is None or buffer is None or self._watched or self.emptied is not None or buffer.count >= self.depth:
+        if channel is None or buffer is None or self._watched or self.emptied is not None:
             return bool(self.offer([word]))
+        if buffer.count >= self.depth:
+            self.words.append(word)
+            self.marked += 1
+            buffer.feeder = self
+            return True
         now = self.events.now
         node.ramp = first = (now if now > node.ramp else node.ramp) + 1
         channel.extend(RAMP, [(first + self._delay, [word])], 1, 1)

@@ -90,9 +90,9 @@ class RouterChannel:
     """One color at one PE's router: a finite buffer for each direction, and its route."""
 
     __slots__ = (
-        "_here", "_hop", "_last", "_later", "_links", "_log", "_origin", "_serve", "_slots", "_traffic", "_ways",
-        "ahead", "color", "config", "depth", "due", "events", "granted", "inputs", "marked", "neighbours", "node",
-        "ramp_color", "route", "sink", "steady",
+        "_here", "_hop", "_last", "_later", "_links", "_log", "_onward", "_origin", "_serve", "_slots", "_traffic",
+        "_ways", "ahead", "color", "config", "depth", "due", "events", "granted", "inputs", "marked", "neighbours",
+        "node", "ramp_color", "route", "sink", "steady",
     )  # fmt: skip
 
     def __init__(self, node: RouterNode, color: int, route: ColorRoute, config: ColorConfig) -> None:
@@ -114,6 +114,7 @@ class RouterChannel:
         self._here: SwitchPosition = ((), ())  # the directions from and to which `_origin` and `_ways` are
         self._origin: WordBuffer | None = None  # the buffer of the only direction
         self._ways: list[Way] = []
+        self._onward: list[Way] = []  # the ways that do not lead down the ramp
         self._hop = 1  # the cycles of a word from here to the end of the first way
 
     def open_inputs(self) -> None:
@@ -225,14 +226,13 @@ class RouterChannel:
         count, links, last, ways, blocked = len(words), self._links, self._last, self._ways, False
         if count != buffer.count and (len(runs) > 2 or runs[1][1][0] <= WORD_MASK):
             return False
-        if last >= now:
-            now = last + 1
-        if start < now:
-            start = now
+        after = last + 1 if last >= now else now
+        start = after if start < after else start
         for direction, _, room in ways:
-            if room.limit - room.count < count:
-                if room.limit > room.count:
-                    return self._fill(buffer, self.events.now, room.limit - room.count)
+            free = room.limit - room.count
+            if free < count:
+                if free > 0:
+                    return self._fill(buffer, now, free)
                 room.feeder = self
                 blocked = True
             if links[direction] > start:
@@ -253,7 +253,7 @@ class RouterChannel:
             self._deliver_run((start + 1, words), count)
         if buffer.feeder is not None:
             buffer.wake_feeder(start)
-        return not runs or (len(runs) == 1 and self._relay_command(buffer, self.events.now))
+        return not runs or (len(runs) == 1 and self._relay_command(buffer, now))
 
     def _fill(self, buffer: WordBuffer, now: int, free: int) -> bool:
         """Forward as many words of a run as some way takes; whether nothing is left to do.
@@ -280,14 +280,9 @@ class RouterChannel:
         time, (word,) = buffer.runs[0]
         if not ends_in_routers(word):
             return False
-        if time <= self._last:
-            time = self._last + 1
-        if time < now:
-            time = now
-        links, ways = self._links, self._ways
+        after = self._last + 1 if self._last >= now else now
+        time, links, ways = after if time < after else time, self._links, self._onward
         for direction, _, room in ways:
-            if direction == RAMP:
-                continue
             if room.count >= room.limit:
                 room.feeder = self
                 return True
@@ -299,9 +294,8 @@ class RouterChannel:
         self.marked -= 1
         onward = self._execute_command(word, time)
         for direction, target, _ in ways:
-            if direction != RAMP:
-                self._count_wavelet(direction, time)
-                target.extend(OPPOSITE[direction], [(time + 1 + self._later, [onward])], 1, 1)
+            self._count_wavelet(direction, time)
+            target.extend(OPPOSITE[direction], [(time + 1 + self._later, [onward])], 1, 1)
         if buffer.feeder is not None:
             buffer.wake_feeder(time)
         if self.route.current == position:
@@ -431,10 +425,8 @@ class RouterChannel:
         """Find the buffer that words come from, and the queues and buffers that they enter."""
         rx, tx = here = self.route.here
         if tx is not self._here[1]:
-            ways = []
-            for direction in tx:
-                ways.append(self._find_way(direction))
-            self._ways = ways
+            self._ways = ways = [self._find_way(direction) for direction in tx]
+            self._onward = [way for way in ways if way[0] != RAMP] if RAMP in tx else ways
             self._hop = 1 if tx[:1] == _DOWN else 1 + self._later
         self._here, self._origin = here, self.inputs[rx[0]] if len(rx) == 1 else None
 
@@ -500,17 +492,7 @@ class RouterChannel:
                 buffer.extend([(max(time, buffer.last + 1), words)], len(words))
         if marked:
             self.marked += marked
-        time, due = buffer.runs[0][0], self.due
-        if due is None or time < due:
-            calls = self._slots.get(time)
-            if calls is not None:  # of the present cycle or a later one
-                self.due = time
-                calls.append(self._serve)
-            elif time > self.events.now:
-                self.due = time
-                self.events.at(time, self._serve)
-            else:
-                self.wake(time)
+        self.wake(buffer.runs[0][0])
 
     def append(self, buffer: WordBuffer, run: Run, count: int) -> None:
         """Insert one run of `count` data words into the buffer of a direction that the route accepts.

@@ -68,8 +68,8 @@ class CollectiveRole:
     """The part of the PEs at one index of parallel lines in the operations of one root: the links to its neighbours.
 
     `inner` and `outer` are the colors of the links towards the root and away from it, `toward` and `away` their
-    directions. `beyond` is the number of PEs farther from the root. `sides` are those of the root that have PEs: whether it
-    is the lower one, its number of PEs, its color, and its direction. Broadcasts use `color`.
+    directions. `beyond` is the number of PEs farther from the root. `sides` are those of the root that have PEs:
+    whether the side is the lower one, its number of PEs, its color and direction. Broadcasts use `color`.
     """
 
     __slots__ = (
@@ -408,12 +408,11 @@ def view_words(name: str, pointer: Pointer, count: int) -> np.ndarray:
     """
     array, index = pointer
     flat = array if array.ndim == 1 else array.reshape(-1)
-    words: Any = flat[index : index + count] if array.itemsize == 4 else ()
-    if len(words) < count:
-        raise CslFault(
-            f"{name} of {count} words passes the end of its buffer", received=f"{array.size - index} elements"
-        )
-    return words.view(WORD)  # type: ignore[no-any-return]
+    if array.itemsize == 4:
+        words = flat[index : index + count]
+        if words.size == count:
+            return words.view(WORD)  # type: ignore[no-any-return]
+    raise CslFault(f"{name} of {count} words passes the end of its buffer", received=f"{array.size - index} elements")
 
 
 # The libraries `<kernels/tally/layout>` and `<kernels/tally/pe>`: termination detection.

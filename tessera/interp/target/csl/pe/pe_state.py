@@ -35,7 +35,7 @@ FOUND_FROZEN: list[bool] = []  # not empty once objects of this process were fou
 MAX_CALLS_PER_CYCLE = 1 << 21  # calls of one cycle: more are a loop that makes no progress
 
 
-class without_collection:  # noqa: N801: a context, entered often
+class without_collection:
     """Run without Python's cyclic garbage collector: the words of a run are many and form no cycles.
 
     Afterwards all objects belong to the oldest generation: the collector would otherwise walk through those of the run

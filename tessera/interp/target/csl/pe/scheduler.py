@@ -141,7 +141,8 @@ def _find_local_task(pe: PeState, number: int) -> BoundTask:
 
 def activate(pe: PeState, number: int) -> None:
     """`@activate`."""
-    _find_local_task(pe, number)
+    if number not in pe.local:
+        _find_local_task(pe, number)
     pe.active[number] = None
     wake(pe)
 
@@ -393,7 +394,10 @@ def _end_task(pe: PeState, name: str, begin_cycle: int) -> None:
         for setup, again in pe.beginning:
             pe.events.at(pe.clock + setup, again)
         pe.beginning.clear()
-    wake(pe)
+    if pe.active or pe.ready_colors or pe.calls:
+        wake(pe)
+    elif pe.clock > pe.events.end:
+        pe.events.end = pe.clock
 
 
 def _replay_record(
