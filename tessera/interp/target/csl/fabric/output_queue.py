@@ -165,7 +165,10 @@ class OutputQueue:
                     self._finish()
                 return
         self._due = None
-        if self.words:
+        if self.marked and len(self.words) == 1 and not self._watched:
+            self.marked = 0
+            self.offer_command(self.words.pop())
+        elif self.words:
             self._move()
 
     def _send_next(self, now: int) -> bool:

@@ -222,20 +222,25 @@ def dispatch(pe: PeState) -> None:
     pe.wake_time = None
     if pe.front is not None:
         return
-    if pe.events.now < pe.clock:
+    now, active = pe.events.now, pe.active
+    if now < pe.clock:
         wake(pe)
         return
-    call = _select_task(pe)
-    if call is not None:
-        _run_task(pe, *call)
+    if len(active) != 1 or pe.ready_colors or pe.calls:
+        call = _select_task(pe)
+        if call is not None:
+            _run_task(pe, *call)
+        return
+    (number,) = active  # the only ready task, as `_take_active_task`
+    if number not in pe.blocked:
+        active.clear()
+        task, pe.clock = pe.local[number], now + COSTS.activation
+        _run_task(pe, task.title, pe.space[task.name], ())
 
 
 def _select_task(pe: PeState) -> TaskCall | None:
     """Take the next ready task off its queue."""
     active, blocked = pe.active, pe.blocked
-    if len(active) == 1 and not pe.ready_colors and not pe.calls:
-        (number,) = active
-        return None if number in blocked else _take_active_task(pe, number)
     ready: list[ReadyTask] = []
     if pe.ready_colors:
         node = pe.fabric.node
