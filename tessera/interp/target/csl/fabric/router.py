@@ -53,7 +53,8 @@ class RouterNode:
         self.outputs: dict[int, OutputQueue] = {}
         self.links = [0] * len(DIRECTION_NAMES)  # the first free cycle of each outgoing link
         self.traffic = [0] * len(DIRECTION_NAMES)  # the number of wavelets sent in each direction
-        self.handlers: dict[int, Callable[[], None]] = {}  # a library's teardown handlers, by color
+        # What a library does about a teardown that begins at a cycle, by color.
+        self.handlers: dict[int, Callable[[int], None]] = {}
         self.ramp = 0  # the last cycle in which the PE sent a word up the ramp
         self.ahead: OutputQueue | None = None  # the queue that sent words ahead of their time
         self.path = DataPath(self) if fabric.arch == "wse2" else None  # that of WSE-3 is wide enough for all
@@ -588,7 +589,11 @@ class RouterChannel:
         before = route.in_teardown
         onward = route.command(word & WORD_MASK) | CONTROL_FLAG
         if route.in_teardown and not before:
-            self.events.at(time, self.node.handlers.get(self.color) or self._torn_down)
+            handler = self.node.handlers.get(self.color)
+            if handler is None:
+                self.events.at(time, self._torn_down)
+            else:
+                handler(time)
         return onward
 
     def _torn_down(self) -> None:

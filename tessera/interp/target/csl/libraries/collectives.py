@@ -107,10 +107,11 @@ def await_teardown(color: int) -> WaitCondition:
     return WaitCondition("state", ("rest", color))
 
 
-def end_rest(pe: Any, waiting: WaitCondition) -> None:
-    """Resume the operation that waits for a teardown."""
-    if pe.waiters:
-        resume_at_once(pe, pe.waiters.pop(waiting, None))
+def end_rest(pe: Any, waiting: WaitCondition, time: int) -> None:
+    """Let the operation that waits for a teardown continue when it begins; one that looks later does not wait."""
+    threads = pe.waiters.pop(waiting, None) if pe.waiters else None
+    if threads:
+        pe.events.at(time, partial(resume_at_once, pe, threads))
 
 
 class CollectiveOperation:
