@@ -146,6 +146,33 @@ def test_two_slices_are_updated_by_a_launch_each(rng):
         assert {n.attrs["kernel"] for n in list_launches(module)} == kernels and (3, 1) in module.main.attrs["reused"]
 
 
+def give_twice(x, new):
+    """New elements that are a result, too."""
+    return ts.update_slice(x, ts.reshape(new, shape=(8, 4)), start=(0, 0)), new, ts.sum(new)
+
+
+SEVERAL = {  # updates of slices of two arguments: what they and other kernels read is overwritten after they have
+    "swapped": lambda x, y: (ts.update_slice(x, y[:, :4], start=(0, 0)), ts.update_slice(y, x[:, :4], start=(0, 0))),
+    "turned": lambda x, y: (ts.update_slice(x, y[:4].T, start=(0, 0)), ts.update_slice(y, x[:, :4] * 2.0, start=(0, 2))),
+    "a result": lambda x, y: (ts.update_slice(x, x[:, :4] + 1.0, start=(0, 0)), y, ts.sum(x[1:3].T, axis=0)),
+    "held in memory": lambda x, y: give_twice(x, ts.reshape(ts.flip(x[:, :4], 0), shape=(32,))),
+}
+
+
+@pytest.mark.parametrize("target", CHECKED)
+@pytest.mark.parametrize("name", SEVERAL)
+def test_all_reads_come_before_the_slice_is_overwritten(name, target, rng):
+    compute, arrays = SEVERAL[name], [draw(rng, (8, 8), ts.f32) for _ in range(2)]
+    want = [t.numpy() for t in compute(*map(ts.tensor, arrays))]
+    traced = ts.jit(compute).trace(*arrays).function
+    module = overwrite_arguments(driver.lower(traced, target, {"donated": frozenset({0, 1})})["tile"], {0: 0}, (0,))
+    assert dict(module.main.attrs["reused"]) == {2: 0}
+    assert len([n for n in list_launches(module) if module.main.params[2] in n.args]) == 1
+    given = [ts.tensor(x, device="ptx" if target == "ptx" else "cpu") for x in arrays]
+    for found, right in zip(ts.jit(compute, target=target, donate=("x",))(*given), want, strict=True):
+        np.testing.assert_allclose(found.numpy(), right, rtol=1e-6)
+
+
 def test_results_that_are_no_updates_are_no_parts():
     """A function that computes all of the array writes all of it."""
     traced = ts.jit(lambda x: x * 2.0).trace(TensorType((8, 8), ts.f32)).function

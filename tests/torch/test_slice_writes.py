@@ -57,6 +57,21 @@ def exchange(x, y):
     y.copy_(kept)
 
 
+def swap(x, y):
+    kept = y.clone()
+    y.copy_(x)
+    x.copy_(kept)
+
+
+def read_before(x, y):
+    """The results read what was there before, in kernels of their own."""
+    kept = x[:2, :3].t() * 2 + 3
+    x.copy_(torch.where(x > 3, x, -x))
+    total = x.sum()
+    y.mul_(total)
+    return kept, total
+
+
 def write_twice(x):
     x.mul_(2)
     x[:, 1:3].add_(1)
@@ -89,6 +104,8 @@ CASES = {  # of the op shapes that PyTorch's training logs have, and others
     "less sums of rows": (lambda x: x.sub_(x.sum(1, keepdim=True)), ((70, 31), (40, 1))),
     "both": (lambda x, y: (x.mul_(2).add_(y), y.add_(1))[0], ROWS, ((9, 5), (7, 1))),
     "exchanged": (exchange, ROWS, ((9, 5), (7, 1))),
+    "swapped": (swap, ((9, 5), (1, 12)), ((9, 5), (7, 1))),
+    "read before": (read_before, ((17, 33), (136, 4)), ((9,), (2,))),
     "a part of it": (lambda x: x[:, 1:].mul_(2), ROWS),
     "a row of it": (lambda x: x[3].mul_(2), ROWS),
     "twice": (write_twice, ROWS),

@@ -37,6 +37,7 @@ class MemoryRegion:
     new: Value
     target: Value
     start: tuple[Size, ...]
+    last: bool = True  # no kernel reads `old` after the one that computes `new`
 
 
 @dataclass
@@ -72,7 +73,9 @@ class ScheduleLowering:
         self.share_buffers(block)
         launched = lowering_plan.find_library_ops(self.plan) | frozenset(host_ops.host_rules)
         function = Function("block", block)
-        for cluster in form_clusters(function, launched, kept, self.plan):
+        clusters = form_clusters(function, launched, kept, self.plan)
+        self.regions = [replace(r, last=self.is_last(r, clusters)) for r in self.regions]
+        for cluster in clusters:
             self.lower_cluster(cluster)
         for value, target in zip(block.results, targets, strict=True):
             self.add_copy(value, target)
@@ -147,10 +150,19 @@ class ScheduleLowering:
         node = self.uses.find(value, *point_rules, control_flow.launch)
         return node is not None and strip_reshapes(value, self.uses) is value and self.uses.count_uses(value) == 1
 
+    def is_last(self, region: MemoryRegion, clusters: Sequence[FusionCluster]) -> bool:
+        """Whether no cluster after the one of a region reads what the region overwrites."""
+        roots = [c.root for c in clusters]
+        later = clusters[roots.index(region.new) + 1 :] if region.new in roots else []
+        read = {v for c in later for v in (*c.access_points, *(self.uses[c.root].args if not c.inlined else ()))}
+        return all(strip_reshapes(v, self.uses) is not region.old for v in read)
+
     def find_region(self, value: Value) -> MemoryRegion | None:
-        """The slice of a result that a value is computed in: the only one that has it, where nothing else does."""
+        """The slice of a result that a value is computed in: the only one that has it, where nothing else does, and
+        where all reads of what it overwrites have been before."""
         found = [region for region in self.regions if region.new is value]
-        return found[0] if len(found) == 1 and not self.uses.count_uses(value) else None
+        alone = len(found) == 1 and not self.uses.count_uses(value) and self.find_memory(value) not in self.buffers
+        return found[0] if alone and found[0].last else None
 
     def lower_cluster(self, cluster: FusionCluster) -> None:
         """Add the kernel, launch or host op that computes a cluster's root."""
