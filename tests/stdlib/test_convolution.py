@@ -132,6 +132,24 @@ def test_small_images_are_one_list_and_few_results_are_cut(rate, memory, found, 
     np.testing.assert_allclose(got.astype("f8"), want, rtol=2**-9, atol=2**-5)
 
 
+def test_parts_of_a_narrow_product_are_added_up_in_f32(found, monkeypatch):
+    """Sums of some of the channels are beyond the largest number of f16, those of all are not."""
+    monkeypatch.setattr(convolution, "MEMORY_RATE", 1e30)
+    monkeypatch.setattr(convolution, "LAUNCH_SECONDS", 0.0)
+    x, w = draw(1, 136, 7, 7, dtype=np.float16), draw(20, 136, 3, 3, dtype=np.float16)
+    w[:, :128] = 40
+    x[:, :64], x[:, 64:128] = 40, -40
+
+    def multiply(x, w):
+        windows = ts.stack([x[:, :, i : i + 5, j : j + 5] for i in range(3) for j in range(3)], axis=2)
+        rows = ts.reshape(w, shape=(1, 1, 20, 136 * 9))
+        return ts.matmul(rows, ts.reshape(windows, shape=(1, 1, 136 * 9, 25)))
+
+    got = np.asarray(ts.jit(multiply, target="ptx")(x, w)).reshape(1, 20, 5, 5)
+    assert found[0].narrow is None
+    np.testing.assert_allclose(got.astype("f8"), expect(2, {}, x, w), rtol=2**-9, atol=2**-3)
+
+
 def test_other_products_are_no_windows(found):
     x, w = draw(2, 4, 6, 6), draw(8, 4, 3, 3)
     compute(2, {"stride": 2, "dilation": 2}, x, w)

@@ -115,6 +115,27 @@ def test_shifted_products_are_the_gradient_of_the_weights(case, last, found):
     assert_close(got, want, dtype)
 
 
+@pytest.mark.parametrize("stride", [1, 2])
+@pytest.mark.parametrize("sides", [(3, 0), (0, 3), (1, 2)])
+def test_padding_of_one_side_is_seen_by_no_other_line(sides, stride, found):
+    """Nor is what surrounds an image: the last line of one is beside the first of the next."""
+    low, high = sides
+    x, w, g = draw((2, 16, 6 + low + high, 7 + low + high), (16, 16, 4, 4), {"stride": stride})
+    x = x[:, :, low : low + 6, low : low + 7]
+    arrays = put_last(x), w, put_last(g)
+    padded = np.pad(x, ((0, 0), (0, 0), sides, sides))
+
+    def gradient(x, w, g):
+        x, g = (ts.permute(v, axes=(0, 3, 1, 2)) for v in (x, g))
+        x = ts.pad(x, ((0, 0), (0, 0), sides, sides))
+        return ts.vjp(lambda w: ts.conv2d(x, w, stride=stride), w)[1](g)[0]
+
+    got = interpreter.run(lower(gradient, *arrays), arrays)[0]
+    (made,) = [each for each in found if each is not None]
+    assert (made.image.low[1:], made.image.high[1:]) == ((low, low), (high, high))
+    assert_close(got, expect(padded, w, g, {"stride": stride}))
+
+
 def test_the_gradient_of_a_loss_reaches_it(found):
     image, weights, named = CASES["odd sizes"]
     x, w, g = draw(image, weights, named)

@@ -43,6 +43,7 @@ READS = {
     "a row of a slice": (update_row, 1, 3),
     "a slice of a row": (update_element, 1, 1),
     "another slice": (lambda x, new: ts.update_slice(x, change(x[1:], new), start=(0, 0)), 1, 1),
+    "every other row": (lambda x, new: ts.update_slice(x, change(x[::2], new[:1]), start=(0, 0)), 1, 2),
     "of other memory": (lambda x, new: ts.update_slice(x * 2.0, change(x[1:], new), start=(1, 0)), 0, 1),
     "twice": (lambda x, new: ts.update_slice(change(x, new), new, start=(0, 0)), 0, 0),
 }
