@@ -153,7 +153,10 @@ def give_twice(x, new):
 
 SEVERAL = {  # updates of slices of two arguments: what they and other kernels read is overwritten after they have
     "swapped": lambda x, y: (ts.update_slice(x, y[:, :4], start=(0, 0)), ts.update_slice(y, x[:, :4], start=(0, 0))),
-    "turned": lambda x, y: (ts.update_slice(x, y[:4].T, start=(0, 0)), ts.update_slice(y, x[:, :4] * 2.0, start=(0, 2))),
+    "turned": lambda x, y: (
+        ts.update_slice(x, y[:4].T, start=(0, 0)),
+        ts.update_slice(y, x[:, :4] * 2.0, start=(0, 2)),
+    ),
     "a result": lambda x, y: (ts.update_slice(x, x[:, :4] + 1.0, start=(0, 0)), y, ts.sum(x[1:3].T, axis=0)),
     "held in memory": lambda x, y: give_twice(x, ts.reshape(ts.flip(x[:, :4], 0), shape=(32,))),
 }

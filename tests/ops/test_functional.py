@@ -375,3 +375,27 @@ def test_transposed_convolutions_to_few_channels_are_one_product(outputs, produc
     x, w = np.ones((1, 64, 5, 5), np.float32), np.ones((64, outputs, 4, 4), np.float32)
     traced = ts.jit(lambda x, w: ts.conv_transpose2d(x, w, stride=2, padding=1)).trace(x, w).function
     assert sum(node.op.name == "ts.dot" for node in traced.body.walk()) == products
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_transposed_convolutions_to_few_channels_are_the_transposes_of_convolutions(seed):
+    """⟨conv(y), x⟩ = ⟨y, conv_transpose(x)⟩ for any y, in whole numbers; one product computes the latter."""
+    rng = np.random.default_rng(seed)
+    rank = seed % 3 + 1
+    kernel, stride, padding = (tuple(rng.integers(low, high, rank).tolist()) for low, high in ((2, 5), (2, 4), (0, 2)))
+    counts = tuple(rng.integers(1, 6, rank).tolist())
+    x = rng.integers(-3, 4, (2, 96, *counts)).astype("f8")
+    w = rng.integers(-3, 4, (96, 2, *kernel)).astype("f8")
+    named = {"stride": stride, "padding": padding}
+    transpose, convolve = (getattr(ts, f"{name}{rank}d") for name in ("conv_transpose", "conv"))
+    traced = ts.jit(lambda x, w: transpose(x, w, **named)).trace(x, w).function
+    assert sum(node.op.name == "ts.dot" for node in traced.body.walk()) == 1
+    found = transpose(x, w, **named).numpy()
+    y = rng.integers(-3, 4, found.shape).astype("f8")
+    np.testing.assert_array_equal((convolve(y, w, **named).numpy() * x).sum(), (found * y).sum())
+
+
+def test_windows_of_transposed_convolutions_are_added_up_before_they_are_rounded():
+    x, w = np.full((1, 64, 3, 3), 0.3, np.float16), np.full((64, 1, 5, 5), 0.3, np.float16)
+    exact = ts.conv_transpose2d(x.astype("f8"), w.astype("f8"), stride=2).numpy()
+    np.testing.assert_array_equal(ts.conv_transpose2d(x, w, stride=2).numpy(), exact.astype(np.float16))

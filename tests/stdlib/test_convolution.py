@@ -98,12 +98,20 @@ def test_long_sums_are_cut_by_channels(channels, most, pieces, found, monkeypatc
 @pytest.mark.parametrize("dtype", ["f4", "f2"])
 @pytest.mark.parametrize("channels", [3, 40], ids=["taps are channels", "many channels"])
 @pytest.mark.parametrize(("size", "stride"), [((3, 3), 2), ((7, 5), (3, 2)), ((4, 4), 2)], ids=str)
-def test_infinities_reach_no_taps_that_a_phase_lacks(size, stride, channels, dtype, found):
+def test_infinities_reach_no_taps_that_a_phase_lacks(size, stride, channels, dtype, found, monkeypatch):
+    folded = []
+    folds = lambda self, image, outputs: self.taps[-1] > 1 and channels == 3  # noqa: E731
+    monkeypatch.setattr(convolution.PositionConvolution, "_folds_taps", folds)
+    check = convolution.PositionConvolution._check
+    monkeypatch.setattr(
+        convolution.PositionConvolution, "_check", lambda self, *a: folded.append(self.stacked > 1) or check(self, *a)
+    )
     x, w = draw(2, channels, 11, 12, dtype=dtype), draw(20, channels, *size, dtype=dtype)
     x[0, 2, 4, 5], x[1, 1, 3, 7] = np.inf, np.nan
     named = {"padding": 1, "stride": stride}
     got, want = compute(2, named, x, w).astype("f8"), expect(2, named, x, w)
     assert found[0] is not None and np.isnan(want).any() and np.isinf(want).any()
+    assert folded in ([], [channels == 3])  # all phases of the last size have as many taps
     np.testing.assert_allclose(got, want, atol=1e-4 if dtype == "f4" else 3e-2, rtol=1e-5 if dtype == "f4" else 2e-3)
 
 
@@ -132,6 +140,22 @@ def test_small_images_are_one_list_and_few_results_are_cut(rate, memory, found, 
     np.testing.assert_allclose(got.astype("f8"), want, rtol=2**-9, atol=2**-5)
 
 
+<<<<<<< HEAD
+=======
+@pytest.mark.parametrize(("pieces", "cuts"), [(1, 1), (2, 1), (3, 1), (1, 2), (2, 4)])
+@pytest.mark.parametrize("block", [(64, 64), (128, 128)])
+def test_pieces_of_channels_and_cuts_of_taps_add_up(pieces, cuts, block, found, monkeypatch):
+    """Of any number that divides the rows of taps, and of any number of blocks of channels."""
+    blocks = convolution.WindowBlocks(pieces, cuts, *block)
+    monkeypatch.setattr(convolution.PositionConvolution, "_choose_blocks", lambda self, results, channels: blocks)
+    monkeypatch.setattr(convolution.PositionConvolution, "_folds_taps", lambda self, image, outputs: False)
+    x, w = draw(2, 136, 7, 7, dtype=np.float16), draw(20, 136, 4, 3, dtype=np.float16)
+    got, want = compute(2, {"padding": 1}, x, w), expect(2, {"padding": 1}, x, w)
+    assert found[0] is not None
+    np.testing.assert_allclose(got.astype("f8"), want, rtol=2**-9, atol=2**-5)
+
+
+>>>>>>> attack-recent
 def test_parts_of_a_narrow_product_are_added_up_in_f32(found, monkeypatch):
     """Sums of some of the channels are beyond the largest number of f16, those of all are not."""
     monkeypatch.setattr(convolution, "MEMORY_RATE", 1e30)

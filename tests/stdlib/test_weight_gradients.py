@@ -136,6 +136,24 @@ def test_padding_of_one_side_is_seen_by_no_other_line(sides, stride, found):
     assert_close(got, expect(padded, w, g, {"stride": stride}))
 
 
+@pytest.mark.parametrize(("width", "value"), [
+    (((0, 0), (0, 0), (1, 1), (1, 1)), 2), (((0, 0), (0, 4), (1, 1), (1, 1)), 0), (((0, 0), (4, 0), (0, 0), (0, 1)), 0),
+    (((1, 0), (0, 0), (1, 1), (1, 1)), 0),
+])  # fmt: skip
+def test_padding_that_is_no_border_of_zeros_is_written(width, value, found):
+    x, w, g = draw((3, 16, 8, 8), (16, 16, 3, 3), {})
+    inner = tuple(slice(a, n - b) for (a, b), n in zip(width, x.shape, strict=True))
+    padded = np.pad(x[inner], width, constant_values=value)
+
+    def gradient(x, w, g):
+        return ts.vjp(lambda w: ts.conv2d(ts.pad(x, width, value=value), w), w)[1](g)[0]
+
+    arrays = np.ascontiguousarray(x[inner]), w, g
+    got = interpreter.run(lower(gradient, *arrays), arrays)[0]
+    assert any(found)
+    assert_close(got, expect(padded, w, g, {}))
+
+
 def test_the_gradient_of_a_loss_reaches_it(found):
     image, weights, named = CASES["odd sizes"]
     x, w, g = draw(image, weights, named)

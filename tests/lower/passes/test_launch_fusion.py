@@ -116,6 +116,10 @@ CASES = {
                                        ["scale_with_cast", "k0_cast"]),
     "a slice that others use": (lambda x: (lambda y: y[1:].to(ts.f16) + y.sum().to(ts.f16))(on(scale, x.to(ts.f32))),
                                 r(10, dtype="f2"), None),
+    "a slice that others use, too": (
+        lambda x: (lambda y: y.to(ts.f16) + (y * 3.0).sum().to(ts.f16))(on(scale, x.to(ts.f32))[1:]), r(10, dtype="f2"),
+        None,
+    ),
     "a widening cast after a slice": (lambda x: on(scale, x)[1:].to(ts.f32), r(10, dtype="f2"), ["scale", "k0_cast"]),
     "inside a scan": (lambda x: ts.scan(lambda c, _: (on(scale, c * 0.1), c[0]), x, None, length=3)[0], r(10),
                       ["k0_copy", "scale_with_mul", "k2_slice", "k3_copy"]),
