@@ -140,8 +140,6 @@ def test_small_images_are_one_list_and_few_results_are_cut(rate, memory, found, 
     np.testing.assert_allclose(got.astype("f8"), want, rtol=2**-9, atol=2**-5)
 
 
-<<<<<<< HEAD
-=======
 @pytest.mark.parametrize(("pieces", "cuts"), [(1, 1), (2, 1), (3, 1), (1, 2), (2, 4)])
 @pytest.mark.parametrize("block", [(64, 64), (128, 128)])
 def test_pieces_of_channels_and_cuts_of_taps_add_up(pieces, cuts, block, found, monkeypatch):
@@ -155,7 +153,6 @@ def test_pieces_of_channels_and_cuts_of_taps_add_up(pieces, cuts, block, found, 
     np.testing.assert_allclose(got.astype("f8"), want, rtol=2**-9, atol=2**-5)
 
 
->>>>>>> attack-recent
 def test_parts_of_a_narrow_product_are_added_up_in_f32(found, monkeypatch):
     """Sums of some of the channels are beyond the largest number of f16, those of all are not."""
     monkeypatch.setattr(convolution, "MEMORY_RATE", 1e30)
