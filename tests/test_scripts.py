@@ -184,7 +184,9 @@ import mutate
 test, path = "tests/ir/test_rewrite.py::test_use_def_of_inner_regions", mutate.ROOT / "tessera/ir/rewrite.py"
 coverage = mutate.Coverage({}, 0, {}, {test: (0.1, b"")})
 judge = mutate.Judge(coverage, 20.0, 0.0, sys.argv[2], mutate.LoadedFunctions(), {test})
-tree = ast.parse(path.read_text().replace("for region in node.regions if nested", "for region in () if nested"))
+text, wrong = path.read_text(), "blocks |= dict.fromkeys(region.nodes, region)"
+assert wrong in text
+tree = ast.parse(text.replace(wrong, "pass"))
 mutant = mutate.Mutant("simplify", "tessera/ir/rewrite.py", 1, "planted", "", tree)
 print(judge.find_failure(mutant, [test], mutate.run_tests, 20.0))
 """

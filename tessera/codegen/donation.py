@@ -116,6 +116,10 @@ class _EntryUses:
             if node.op in (host.view, host.at) and node.args[0] in self.origin:
                 self.origin[node.out] = self.origin[node.args[0]]
         self.steps = [self._find_uses(node) for node in self.main.body.nodes]
+        self._first: dict[int, int] = {}  # by parameter: the first step that reads or writes it
+        for number, (_, read, written) in enumerate(self.steps):
+            for place in read | written:
+                self._first.setdefault(place, number)
 
     def _find_uses(self, node: Node) -> tuple[Node, set[int], set[int]]:
         """A node with the parameters that it reads and those that it writes, in its regions too."""
@@ -139,13 +143,13 @@ class _EntryUses:
 
     def allow(self, i: int, o: int) -> bool:
         """Whether result `o` may take the memory of argument `i`."""
-        first = self._find_first(o, self.steps)
+        first = self._first.get(o, -1)
         if first < 0 or any(i in written for _, _, written in self.steps):
             return False
         steps = self.steps
         if self.updates(i, o):
             steps = [*steps[:first], *steps[first + 1 :]]
-            first = self._find_first(o, steps)
+            first = min((k for k, (_, read, written) in enumerate(steps) if o in read or o in written), default=-1)
         last = max((k for k, (_, read, _) in enumerate(steps) if i in read), default=-1)
         if first < 0 or last != first:
             return first < 0 or last < first
@@ -154,13 +158,8 @@ class _EntryUses:
 
     def updates(self, i: int, o: int) -> bool:
         """Whether result `o` begins as a copy of argument `i`, which what comes after the copy updates."""
-        first = self._find_first(o, self.steps)
+        first = self._first.get(o, -1)
         return first >= 0 and self.copies_to_itself(self.steps[first][0], {o: i})
-
-    @staticmethod
-    def _find_first(o: int, steps: Sequence[tuple[Node, set[int], set[int]]]) -> int:
-        """The number of the first step that reads or writes a result; -1 if none does."""
-        return min((k for k, (_, read, written) in enumerate(steps) if o in read | written), default=-1)
 
     def copies_to_itself(self, node: Node, pairs: Mapping[int, int]) -> bool:
         """Whether a launch only copies an argument to the result that takes its memory."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import cache, cached_property, lru_cache
 from typing import Any
 
 import ml_dtypes
@@ -37,6 +37,10 @@ class DType:
 
     def __hash__(self) -> int:
         return hash(self.name)
+
+    def __eq__(self, other: object) -> bool:
+        # As that of a dataclass, which makes two tuples.
+        return self is other or (other.__class__ is DType and self.name == other.name)  # type: ignore[attr-defined]
 
     def __matmul__(self, clause: PolicyClause) -> Policy:
         return Policy(self) @ clause
@@ -236,6 +240,14 @@ class TensorType:
         if self.policy is not None and not self.policy.clauses():
             object.__setattr__(self, "policy", None)
 
+    def __eq__(self, other: object) -> bool:
+        if self is other:
+            return True
+        if other.__class__ is not TensorType:
+            return NotImplemented
+        assert isinstance(other, TensorType)
+        return self.dtype == other.dtype and self.shape == other.shape and self.policy == other.policy
+
     def __hash__(self) -> int:
         # Kept: each call of a compiled function looks for the types of its arguments.
         found = self.__dict__.get("_hash")
@@ -314,6 +326,7 @@ class RefType:
 Type = TensorType | RefType
 
 
+@cache
 def scalar(dtype: DType) -> TensorType:
     """The type of a scalar."""
     return TensorType((), dtype)

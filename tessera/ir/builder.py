@@ -59,8 +59,9 @@ class Builder:
     def append(self, node: Node) -> None:
         """Append a finished node."""
         self._open[-1].append(node)
+        producers = self.producers
         for value in node.results:
-            self.producers[value] = node
+            producers[value] = node
 
     def holds(self, node: Node) -> bool:
         """Whether the values of a node are in scope: it was added at the top, or in a region that is still open."""
@@ -216,11 +217,45 @@ def make_copier(builder: Builder) -> NodeSemantics:
     """Make the semantics function that copies each node into a builder, at its own location."""
 
     def copy(node: Node, args: list[Value], run: Callable[..., list[Any]]) -> tuple[Value, ...]:
-        regions = tuple([copy_region(builder, region, run) for region in node.regions])
-        types = tuple([v.type for v in node.results])
-        return builder.add(node.op, args, node.attrs, types=types, regions=regions, loc=node.loc).results
+        regions = tuple([copy_region(builder, region, run) for region in node.regions]) if node.regions else ()
+        results = tuple([Value(v.type) for v in node.results])
+        builder.append(Node(node.op, tuple(args), node.attrs, results, regions, node.loc))
+        return results
 
     return copy
+
+
+def make_keeper(builder: Builder, is_plain: Callable[[Block], bool]) -> NodeSemantics:
+    """Make the semantics function that appends each node to a builder: the node itself where its operands and its
+    regions are as they were and it has not been appended yet, else a copy.
+
+    `is_plain` holds for regions of whose nodes each would be kept or copied.
+    """
+    kept: set[Node | Block] = set()
+
+    def keep(node: Node, args: list[Value], run: Evaluation) -> tuple[Value, ...]:
+        regions = tuple([keep_region(region, run) for region in node.regions]) if node.regions else ()
+        if node not in kept and regions == node.regions and tuple(args) == node.args:
+            kept.add(node)
+            builder.append(node)
+            return node.results
+        results = tuple([Value(v.type) for v in node.results])
+        builder.append(Node(node.op, tuple(args), node.attrs, results, regions, node.loc))
+        return results
+
+    def keep_region(region: Block, run: Evaluation) -> Block:
+        if region in kept:
+            return copy_region(builder, region, run)
+        kept.add(region)
+        if is_plain(region) and kept.isdisjoint(region.all_nodes) and all([run.env.get(v) is v for v in region.free]):
+            kept.update(region.all_nodes)
+            return region
+        with builder.region() as nodes:
+            results = run(region, *region.params)
+        same = tuple(results) == region.results and tuple(nodes) == region.nodes
+        return region if same else Block(region.params, tuple(nodes), tuple(results))
+
+    return keep
 
 
 def copy_region(builder: Builder, region: Block, run: Callable[..., list[Any]]) -> Block:

@@ -94,6 +94,7 @@ def _collect_size_names(attr: Any, found: set[str]) -> None:
             _collect_size_names(each, found)
 
 
+_WITHOUT_SIZES = frozenset({int, float, bool, str, type(None), DType})
 _FROZEN = frozenset({int, float, bool, str, type(None), Attrs, DType, Dim, TensorType, RefType})
 
 
@@ -156,10 +157,24 @@ class Block:
 
     def walk(self) -> Iterator[Node]:
         """Every node; the nodes of a region follow the node that holds it."""
+        return iter(self.all_nodes)
+
+    @cached_property
+    def all_nodes(self) -> tuple[Node, ...]:
+        """Every node, as `walk` has them."""
+        if not any([node.regions for node in self.nodes]):
+            return self.nodes
+        found: list[Node] = []
         for node in self.nodes:
-            yield node
+            found.append(node)
             for region in node.regions:
-                yield from region.walk()
+                found += region.all_nodes
+        return tuple(found)
+
+    @cached_property
+    def ops(self) -> frozenset[Op]:
+        """The ops of every node."""
+        return frozenset([node.op for node in self.all_nodes])
 
     @cached_property
     def free(self) -> Set[Value]:
@@ -202,10 +217,13 @@ class Function:
             values += node.results
             for region in node.regions:
                 values += region.params
-            for attr in node.attrs.values():
-                _collect_size_names(attr, found)
-        for size in (size for v in values for size in v.type.shape if isinstance(size, Dim)):
-            found |= size.names()
+            for attr in node.attrs.plain().values():
+                if attr.__class__ not in _WITHOUT_SIZES:
+                    _collect_size_names(attr, found)
+        for shape in {v.type.shape for v in values}:
+            for size in shape:
+                if isinstance(size, Dim):
+                    found |= size.names()
         return tuple(sorted(found))
 
     def __eq__(self, other: object) -> bool:

@@ -10,9 +10,11 @@ follow.
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
+from itertools import chain
 from typing import Any
 
 from tessera.core.types import DType, Policy
@@ -24,8 +26,8 @@ from tessera.ir.builder import (
     copy_region,
     evaluate_block,
     make_copier,
+    make_keeper,
     override_numerics,
-    rebuild_function,
 )
 from tessera.ir.core import Block, Function, Node, Value
 from tessera.ir.levels import FLOW_OPS, GRAPH_LAUNCH_OP
@@ -45,28 +47,37 @@ class UseDef(Mapping[Value, Node]):
 
     def __init__(self, scope: Function | Block, nested: bool = True) -> None:
         self.scope = scope.body if isinstance(scope, Function) else scope
-        self._definitions: dict[Value, Node] = {}
-        self._users: dict[Value, list[Node]] = {}
-        self._use_counts: dict[Value, int] = {}
-        self._blocks: dict[Node, Block] = {}
-        self._visit(self.scope, nested)
+        self._nested = nested
+        self._nodes = self.scope.all_nodes if nested else self.scope.nodes
+        self._definitions: dict[Value, Node] = {v: n for n in self._nodes for v in n.results}
         self.get = self._definitions.get  # type: ignore[method-assign]  # a mapping's own is several times slower
 
-    def _visit(self, block: Block, nested: bool) -> None:
-        for node in block.nodes:
-            self._blocks[node] = block
-            for value in node.results:
-                self._definitions[value] = node
-            for value in dict.fromkeys(node.args):
-                self._users.setdefault(value, []).append(node)
-            self._count(node.args)
-            for region in node.regions if nested else ():
-                self._visit(region, nested)
-        self._count(block.results)
+    # Most chains are asked for definitions alone: the rest is found on first use.
 
-    def _count(self, values: Sequence[Value]) -> None:
-        for value in values:
-            self._use_counts[value] = self._use_counts.get(value, 0) + 1
+    @cached_property
+    def _users(self) -> dict[Value, list[Node]]:
+        users: dict[Value, list[Node]] = {}
+        for node in self._nodes:
+            for value in node.args:
+                known = users.get(value)
+                if known is None:
+                    users[value] = [node]
+                elif known[-1] is not node:  # an operand twice is one user
+                    known.append(node)
+        return users
+
+    @cached_property
+    def _use_counts(self) -> dict[Value, int]:
+        regions = [r for n in self._nodes for r in n.regions] if self._nested else []
+        return Counter(chain(self.scope.results, *[n.args for n in self._nodes], *[r.results for r in regions]))
+
+    @cached_property
+    def _blocks(self) -> dict[Node, Block]:
+        blocks = dict.fromkeys(self.scope.nodes, self.scope)
+        for node in self._nodes if self._nested else ():
+            for region in node.regions:
+                blocks |= dict.fromkeys(region.nodes, region)
+        return blocks
 
     def __getitem__(self, value: Value) -> Node:
         return self._definitions[value]
@@ -107,7 +118,7 @@ class UseDef(Mapping[Value, Node]):
             if node is not None and node not in found:
                 found.add(node)
                 wanted += node.args
-        return tuple(n for n in self._blocks if n in found)
+        return tuple(n for n in self._nodes if n in found)
 
 
 # Patterns.
@@ -186,6 +197,10 @@ class RewritePatterns:
     def __contains__(self, op: Op) -> bool:
         return bool(self._any_op) or op in self._table
 
+    def may_match(self, block: Block) -> bool:
+        """Whether there is a pattern for a node of a block."""
+        return bool(self._any_op) or not self._table.keys().isdisjoint(block.ops)
+
     def match(self, rewriter: Rewriter, node: Node, args: list[Value]) -> Sequence[Value] | None:
         """The replacement that the first matching pattern gives, or None."""
         for pattern in (*self._table.get(node.op, ()), *self._any_op):
@@ -212,10 +227,10 @@ def rewrite_function(
     `remove_dead`, nodes that the rewrite leaves without uses are removed. A function that is not `final` has types
     that the caller converts, and verifies with `verify_rewritten`.
     """
-    if not any(node.op in patterns for node in function.body.walk()):
+    if not patterns.may_match(function.body):
         return function  # without a copy that nothing would differ in
     rewriter = Rewriter(function, Builder())
-    made = rebuild_function(function, lambda builder: _make_driver(rewriter, patterns, revisit), rewriter.builder)
+    made = _rewrite_body(function, _make_driver(rewriter, patterns, revisit), rewriter.builder)
     if not rewriter.has_matched:
         return function
     made = eliminate_dead_code(made) if remove_dead else made
@@ -237,9 +252,17 @@ def rewrite_to_fixed_point(function: Function, patterns: RewritePatterns) -> Fun
     raise AssertionError(f"the {patterns.name} patterns reach no fixed point in {MAX_WALKS} walks over {function.name}")
 
 
+def _rewrite_body(function: Function, meaning: NodeSemantics, builder: Builder) -> Function:
+    """As `rebuild_function`, with the parameters of the function as they are, so that nodes can stay too."""
+    with builder.active(), override_numerics(None):
+        results = evaluate_block(function.body, function.params, meaning)
+    assert not builder.captures, "a rewrite captured an array"
+    return Function(function.name, builder.block(function.params, results), function.attrs, function.loc)
+
+
 def _make_driver(rewriter: Rewriter, patterns: RewritePatterns, revisit: bool) -> NodeSemantics:
     builder = rewriter.builder
-    copy = make_copier(builder)
+    copy = make_keeper(builder, lambda region: not patterns.may_match(region))
 
     def rewrite(node: Node, args: list[Value], walk: Any) -> Sequence[Value]:
         if node.op not in patterns:

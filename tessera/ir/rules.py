@@ -104,6 +104,8 @@ class Op:
 
     def split(self, args: tuple, keywords: dict[str, Any]) -> tuple[list[Any], dict[str, Any]]:
         """Split the arguments of a call into operands and attributes; both may be passed by name."""
+        if len(args) == len(self.operands) and all([k in self.attrs and k not in ATTRIBUTE_ALIASES for k in keywords]):
+            return list(args), self.complete(keywords)  # as most calls are
         known = (*self.operands, *self.attrs)
         named = {ATTRIBUTE_ALIASES[k] if ATTRIBUTE_ALIASES.get(k) in known else k: v for k, v in keywords.items()}
         operands = list(args[: len(self.operands)])
@@ -122,9 +124,10 @@ class Op:
 
     def complete(self, attrs: Mapping[str, Any]) -> dict[str, Any]:
         """The attributes with defaults filled in."""
+        if not self._defaults:
+            return {}
         found = {k: attrs.get(k, default) for k, default in self._defaults}
-        missing = [k for k in self._required if found[k] is inspect.Parameter.empty]
-        if missing:
+        if self._required and (missing := [k for k in self._required if found[k] is inspect.Parameter.empty]):
             raise ArgumentError(
                 f"{self.__name__} needs {', '.join(missing)}", location=user_location(),
                 expected=f"{self.__name__}({', '.join([*self.operands, *self.attrs])})",

@@ -7,6 +7,7 @@ are added up in order. No row needs an alignment, and f32 is multiplied as f32.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from tessera.core.symbolic_dim import ceil_divide, round_up
@@ -32,7 +33,7 @@ LEAST_TURNED, LEAST_TURNED_DEPTH = 1 << 22, 1024  # elements of such a matrix; s
 LEAST_ELEMENTS = 1 << 18  # of the matrix
 PROGRAMS = 1056  # that hide the latency of memory: eight on each multiprocessor
 LEAST_DEPTH = 128  # elements of a part of the contraction
-MAPPED_UNIT = 16  # bytes of which rows are multiples that tensor maps load
+MAPPED_UNIT = 16  # bytes of which rows of both operands are multiples that tensor maps load
 
 
 @kernel
@@ -141,7 +142,7 @@ def match_row_product(uses: UseDef, left: Value, right: Value, out: DType | None
 def _pays(sizes: tuple[int, int, int, int], dtype: DType) -> bool:
     """Whether a block of rows of the matrix takes less time than products by tensor maps, and than a reduction."""
     _, _, k, n = sizes
-    mapped = dtype != f32 and n * dtype.bits // 8 % MAPPED_UNIT == 0
+    mapped = dtype != f32 and math.gcd(k, n) * dtype.bits // 8 % MAPPED_UNIT == 0
     return not mapped and k * n >= LEAST_ELEMENTS and n >= COLUMNS
 
 

@@ -59,6 +59,8 @@ MOST_CHUNKS = 33
 # Seconds of a round of a block by its columns, with tensor maps and without, and of a program's start and end.
 ROUND_SECONDS = {True: {64: 1.3e-6, 128: 2.3e-6}, False: {64: 2.2e-6, 128: 3e-6}}
 PROGRAM_SECONDS = 2e-6
+# The least seconds of such a program without tensor maps: nothing is fetched while the one before ends.
+LEAST_SECONDS = {64: 5.5e-6, 128: 8.5e-6}
 
 
 def add_products(total, rest, left, right):
@@ -226,7 +228,8 @@ class ThinProduct:
         programs = batch * self.chunks * ceil_divide(rows, ROWS) * blocks
         waves = ceil_divide(programs, BUSY_PROGRAMS)
         rounds = ceil_divide(self.depth, ROUND)
-        busy = waves * (rounds * ROUND_SECONDS[self.mapped][self.columns] + PROGRAM_SECONDS)
+        program = rounds * ROUND_SECONDS[self.mapped][self.columns] + PROGRAM_SECONDS
+        busy = waves * (program if self.mapped else max(program, LEAST_SECONDS[self.columns]))
         read = 4 * math.prod(self.wide.folded) + 4 * self.chunks * batch * rows * columns
         checked = 0 if self.chunks == 1 else 4 * (self.chunks + 1) * batch * rows * columns
         moved = checked + 10 * math.prod(self.narrow.folded)
@@ -249,7 +252,7 @@ def match_thin_product(uses: UseDef, left: Value, right: Value) -> ThinProduct |
     sides = find_operand(uses, left), find_operand(uses, right)
     tried = [ThinProduct(*sides, *measured, width, chunks) for width, chunks in _list_choices(k, columns)]
     found, split = min(tried, key=ThinProduct.estimate_seconds), match_split_product(uses, left, right)
-    others = estimate_f32_seconds(measured[0]) if split is None else split.estimate_seconds()
+    others = estimate_f32_seconds(measured[0], sides) if split is None else split.estimate_seconds()
     return found if found.estimate_seconds() < others else None
 
 

@@ -216,6 +216,59 @@ def test_a_pattern_sees_old_uses_and_new_values():
     assert seen == [(e.neg, 1, True)]
 
 
+def test_nodes_that_a_rewrite_leaves_alone_are_the_same_nodes():
+    """What comes before a match stays, inner regions included; what depends on one is made again."""
+    patterns = RewritePatterns("one match")
+    patterns(e.tanh)(lambda rewriter, node, args: rewriter.add(e.abs, args[0]))
+    function = trace(lambda x: (ts.fori_loop(0, 3, lambda i, y: y * 2.0, -x).tanh() * 3.0, -x))
+    made = rewrite_function(function, patterns)
+    assert made.params == function.params
+    number = next(i for i, n in enumerate(function.body.nodes) if n.op is e.tanh)
+    before, after = function.body.nodes[:number], made.body.nodes[:number]
+    assert any(n.regions for n in before) and all(a is b for a, b in zip(after, before, strict=True))
+    assert names(made) == [{"tanh": "abs"}.get(n, n) for n in names(function)]
+    product = next(n for n in made.body.nodes if n.args[:1] == made.body.nodes[number].results)
+    assert product.op is e.mul and product not in function.body.nodes
+
+
+def test_a_match_in_a_region_leaves_the_nodes_before_it():
+    patterns = RewritePatterns("one match")
+    patterns(e.tanh)(lambda rewriter, node, args: rewriter.add(e.abs, args[0]))
+    function = trace(lambda x: ts.fori_loop(0, 3, lambda i, y: (-y).tanh() + y, x))
+    (old,), (new,) = ([n for n in f.body.nodes if n.regions] for f in (function, rewrite_function(function, patterns)))
+    (region,), (made,) = old.regions, new.regions
+    assert made.params == region.params and made.nodes[0] is region.nodes[0]
+    assert [n.op for n in made.nodes] == [e.abs if n.op is e.tanh else n.op for n in region.nodes]
+    assert not {v for n in made.nodes[1:] for v in n.results} & {v for n in region.nodes for v in n.results}
+
+
+def test_a_region_that_is_used_twice_has_values_of_its_own_each_time():
+    """A pattern that evaluates a region and keeps its loop, too: no value is defined twice."""
+    patterns = RewritePatterns("peeling")
+    function = trace(lambda x: ts.fori_loop(0, 3, lambda i, y: y + ts.ones((3, 4)), x))
+    (loop,) = [n for n in function.body.nodes if n.regions]
+
+    @patterns(loop.op)
+    def _(rewriter, node, args):
+        copies = [rewriter.copy(node, args) for _ in range(2)]
+        return [rewriter.add(e.add, a, b) if a.type == TYPE else a for a, b in zip(*copies, strict=True)]
+
+    made = rewrite_function(function, patterns)
+    assert [n.op for n in made.body.nodes].count(loop.op) == 2
+    defined = [v for n in made.body.walk() for v in (*n.results, *(p for r in n.regions for p in r.params))]
+    assert len(set(defined)) == len(defined)
+    verify_function(made)
+    same(run(made), [2 * value for value in run(function)])
+
+
+def test_uses_of_a_value_that_a_region_gives_and_a_later_node_takes():
+    function = trace(lambda x: ts.cond(x.sum() > 0, lambda y: y, lambda y: -y, x) + x)
+    uses, (x,) = UseDef(function), function.params
+    blocks = [function.body, *(r for n in function.body.walk() for r in n.regions)]
+    count = sum(n.args.count(x) for n in function.body.walk()) + sum(b.results.count(x) for b in blocks)
+    assert uses.count_uses(x) == count and uses.users(x) == tuple(n for n in function.body.walk() if x in n.args)
+
+
 def test_a_table_without_a_fixed_point_is_reported():
     patterns = RewritePatterns("swap")
     patterns(e.add)(lambda rewriter, node, args: rewriter.add(e.sub, *args))

@@ -1,5 +1,7 @@
 """Tile sizes: the axis along which programs and vectors run."""
 
+import math
+
 import numpy as np
 import pytest
 
@@ -178,9 +180,46 @@ def test_programs_of_narrow_types_hold_more_elements_where_there_are_many():
     """A program of a GPU costs about as much time as 5 KB take; its threads write whole sectors."""
     found = [
         choose_for_gpu(lambda x, to=to: ts.cast(x, to), (n,))[0]["i0"]
-        for to, n in ((ts.fp8_e4m3, 1 << 24), (ts.f32, 1 << 24), (ts.fp8_e4m3, 1 << 20))
+        for to, n in ((ts.fp8_e4m3, 1 << 24), (ts.f32, 1 << 24), (ts.fp8_e4m3, 1 << 20), (ts.fp8_e4m3, 1 << 19))
     ]
-    assert found == [4096, 2048, 1024]
+    assert found == [4096, 2048, 2048, 1024]
+
+
+def test_more_elements_of_a_program_pad_no_rows():
+    """Of 2,049 columns two tiles of 2,048 would be twice as many elements as three of 1,024 have."""
+    for columns, tile in ((2048, 2048), (2049, 1024)):
+        assert choose(lambda x: ts.roll(ts.cast(x, "bf16"), 7, axis=1), (2048, columns), target="ptx")[-1][2] == tile
+
+
+def test_a_program_holds_two_of_an_outer_axis_beside_half_of_an_inner_one():
+    """Of 22 rows a tile has two, since that divides them, and then two images."""
+    twice = lambda x: ts.interpolate(x, scale_factor=2)  # noqa: E731
+    assert [t for _, _, t in choose(twice, (1, 750, 11, 128), target="ptx")] == [1, 2, 2, 256]
+    assert [t for _, _, t in choose(twice, (1, 750, 12, 128), target="ptx")] == [1, 1, 4, 256]
+
+
+def test_programs_of_windows_stay_small_where_few_are_left():
+    """Each element is made of nine loads."""
+    pool, twice = (lambda x: ts.avg_pool2d(x, 3, stride=1, padding=1)), (lambda x: x * 2)
+    for batch, function, held in ((1, pool, 1024), (8, pool, 2048), (1, twice, 2048)):
+        (tiles,) = choose_for_gpu(function, (batch, 1792, 64, 64))
+        assert math.prod(tiles.values()) == held
+
+
+@pytest.mark.parametrize(
+    ("sizes", "dtype", "tile"),
+    [
+        ((4096, 4096), "f32", (32, 32)),
+        ((4096, 4096), "bf16", (32, 64)),
+        ((4096, 4096), "int8", (32, 128)),
+        ((197, 4096), "bf16", (32, 32)),  # 256 in place of 224
+        ((784, 4096), "bf16", (32, 64)),  # and not 16, which divides them
+        ((256, 256), "bf16", (32, 32)),  # too few programs are left
+    ],
+)
+def test_runs_that_a_transpose_stores_have_as_many_bytes_for_narrow_types(sizes, dtype, tile):
+    turned = lambda x: ts.permute(ts.cast(x, dtype), (1, 0))  # noqa: E731
+    assert tuple(t for _, _, t in choose(turned, sizes, target="ptx")) == tile
 
 
 @pytest.mark.parametrize(("rows", "lanes"), [(64, 256), (512, 32), (1000, None)])

@@ -59,3 +59,10 @@ def test_counts_of_bits_of_int4(target):
     ones, zeros = ts.jit(lambda x: (ts.population_count(x), ts.count_leading_zeros(x)), target=target)(x)
     assert ones.tolist() == [w.count("1") for w in words]
     assert zeros.tolist() == [len(w) - len(w.lstrip("0")) for w in words]
+
+
+def test_nothing_is_known_of_the_bits_of_a_nan():
+    """Engines differ in its sign and payload: those of an invalid operation are negative on a processor."""
+    found = ts.debug.error_bound(lambda x: ts.bitcast(x - x, "int32"))(np.float32([4.0, -np.inf]))
+    (result,) = found.results
+    np.testing.assert_array_equal(np.isinf(result.radius), [False, True])

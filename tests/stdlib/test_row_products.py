@@ -81,6 +81,7 @@ def match(m, k, n, dtype=np.float32, function=lambda a, b: a @ b):
 def test_only_where_it_pays():
     assert match(1, 8192, 8192) == 256 and match(2, 100, 4096) == 128 and match(1, 4096, 9716, bf16.numpy) == 160
     assert match(1, 4096, 4096, bf16.numpy) is None  # tensor maps load such rows
+    assert match(1, 5471, 3072, bf16.numpy) == 160  # but not such a vector
     assert match(3, 8192, 8192) is None and match(1, 100, 100) is None
     assert match(1, 1024, 1024, function=lambda a, b: a @ b.T) is None  # a reduction along rows
     assert match(1, 2048, 2048, function=lambda a, b: a @ b.T) == 512 and match(8192, 8192, 1) == 8192

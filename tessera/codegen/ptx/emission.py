@@ -31,6 +31,7 @@ from tessera.codegen.ptx.layout import (
     bit_width,
     find_final_reductions,
     find_reduced_bits,
+    find_warp_rows,
     reduces_last_axis,
     reduction_axes,
     static_shape,
@@ -250,9 +251,9 @@ ELEMENTS_PER_THREAD = 8  # elements of the largest block that a thread holds, wh
 MMA_ELEMENTS_PER_THREAD = 128  # the same with tensor cores: what a warp reads serves 64 rows and columns
 WIDE_ELEMENTS_PER_THREAD = 32  # from so many on a team grows past PREFERRED_THREADS
 CARRIED_ELEMENTS_PER_THREAD = 100  # elements of all blocks that a loop carries, which take registers throughout
-PREFERRED_THREADS = 256
-SPREAD_THREADS = 1 << 16  # threads of a whole GPU; so few elements of a pointwise kernel have one each
-SPREAD_TEAM = 512  # the most of them in a team
+PREFERRED_THREADS, LEAST_WARPS = 256, 4  # the second of a team whose warps reduce rows of their own
+# Threads of a whole GPU; so few elements of a pointwise kernel have one each. The most of them in a team.
+SPREAD_THREADS, SPREAD_TEAM = 1 << 16, 512
 REALIGNED_THREADS = 768  # of a multiprocessor whose programs walk misaligned rows
 SM_REGISTERS = 1 << 16  # registers of a multiprocessor
 MAX_RESIDENT_BLOCKS = 8  # the most blocks that are asked to share its registers
@@ -298,11 +299,12 @@ def choose_team_size(function: Function) -> int:
         return _round_team(most // WIDE_ELEMENTS_PER_THREAD, most_threads)
     if (few := _count_spread_elements(function, most)) < ELEMENTS_PER_THREAD:
         return min(max(most // few, TEAM_THREADS[0]), SPREAD_TEAM)
-    wanted = (
-        most // ELEMENTS_PER_THREAD
-        if most // ELEMENTS_PER_THREAD <= PREFERRED_THREADS
-        else max(PREFERRED_THREADS, most // WIDE_ELEMENTS_PER_THREAD)
-    )
+    few = most // ELEMENTS_PER_THREAD
+    wanted = few if few <= PREFERRED_THREADS else max(PREFERRED_THREADS, most // WIDE_ELEMENTS_PER_THREAD)
+    if (
+        most <= (warps := find_warp_rows(function)) * WARP_THREADS * WIDE_ELEMENTS_PER_THREAD
+    ):  # each has rows of its own
+        wanted = min(wanted, max(warps, LEAST_WARPS) * WARP_THREADS)
     carried = [sum(map(_element_count, n.results)) for n in function.body.walk() if n.op is control_flow_ops.for_]
     wanted = max(wanted, min(max(carried, default=0) // CARRIED_ELEMENTS_PER_THREAD, PREFERRED_THREADS))
     if cached := get_fact(function, "cached", 0):  # few blocks share the memory of a multiprocessor

@@ -9,18 +9,19 @@ mma.m16n8 and wgmma fragments, or a square of elements in each thread.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
-from tessera.codegen.ptx.ops import prefetched_load, uses_any_mma
+from tessera.codegen.ptx.ops import matmul_accumulate, prefetched_load, uses_any_mma
 from tessera.codegen.ptx.text.builder import PtxBuilder
 from tessera.core.errors import ArgumentError
 from tessera.ir.core import Function, Node, Value
 from tessera.ir.rewrite import UseDef
 from tessera.ops.dialects import tile
-from tessera.ops.tensor import reduce, shape
+from tessera.ops.tensor import contractions, reduce, shape
 
 LayoutBit = tuple[int, int]  # an axis, and a bit of the index along it
 Sizes = tuple[int, ...]
@@ -311,10 +312,11 @@ def reduction_axes(node: Node) -> tuple[int, ...]:
     return tuple(a % rank for a in ((axes,) if isinstance(axes, int) else axes))
 
 
-def find_reduced_bits(function: Function) -> dict[Value, ReducedBits]:
+def find_reduced_bits(function: Function, threads: int = 0) -> dict[Value, ReducedBits]:
     """The bits of each loaded block that all reductions of what is computed from it reduce.
 
-    Blocks that are reduced along their last axis are among them only where nothing else reads them.
+    Blocks that are reduced along their last axis are among them only where nothing else reads them, or where each warp
+    of so many threads has rows of its own.
     """
     producers = {v: n for n in function.body.walk() for v in n.results}
     found: dict[Value, ReducedBits] = {}
@@ -326,11 +328,41 @@ def find_reduced_bits(function: Function) -> dict[Value, ReducedBits]:
         for v, own in trace_to_loads(producers, node.args[0], bits).items():
             found[v] = found.get(v, own) & own
     uses = UseDef(function) if found else None
+    held = threads // WARP_THREADS if threads and not _exchanges_elements(function) else math.inf
     return {
         v: bits
         for v, bits in found.items()
-        if bits and (not reduces_last_axis(static_shape(v), bits) or find_final_reductions(uses, v))  # type: ignore[arg-type]
+        if bits
+        and (
+            not reduces_last_axis(static_shape(v), bits)
+            or count_warp_rows(static_shape(v), bits) >= held
+            or find_final_reductions(uses, v)  # type: ignore[arg-type]
+        )
     }
+
+
+def _exchanges_elements(function: Function) -> bool:
+    """Whether some op reads blocks in a layout of its own."""
+    return any(n.op in (contractions.dot, matmul_accumulate, shape.permute) for n in function.body.walk())
+
+
+def count_warp_rows(sizes: Sequence[int], bits: ReducedBits) -> int:
+    """The rows of a block whose last axis alone is reduced, if that is longer than a warp is wide; else 0.
+
+    >>> count_warp_rows((4, 100), frozenset((1, p) for p in range(7)))
+    4
+    """
+    last = len(sizes) - 1
+    whole = {(last, p) for p in range(bit_width(sizes[last]))} if sizes else set()
+    return 1 << sum(map(bit_width, sizes[:-1])) if bits == whole and len(whole) > LANE_BITS else 0
+
+
+def find_warp_rows(function: Function) -> int:
+    """The least rows of the blocks that are reduced along their last axis alone, and read again; 0 without one."""
+    if _exchanges_elements(function):
+        return 0
+    others, found = find_reduced_bits(function), find_reduced_bits(function, 1)
+    return min((count_warp_rows(static_shape(v), found[v]) for v in found if v not in others), default=0)
 
 
 def find_final_reductions(uses: UseDef, value: Value) -> list[Node]:

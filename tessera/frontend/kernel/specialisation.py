@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -52,7 +53,8 @@ from tessera.ops.tensor.basic import full
 # Only the kernel's own lines are searched for such questions, not the functions it calls.
 
 
-def find_mentioned_names(body: Iterable[ast.stmt]) -> frozenset[str]:
+@functools.lru_cache(maxsize=1024)  # each launch of a kernel asks
+def find_mentioned_names(body: tuple[ast.stmt, ...]) -> frozenset[str]:
     """Every name and attribute that statements mention."""
     walked = [n for s in body for n in ast.walk(s)]
     attributes = {n.attr for n in walked if isinstance(n, ast.Attribute)}
@@ -83,7 +85,7 @@ def names_rows(body: Sequence[ast.stmt], mentioned: frozenset[str]) -> bool:
 
 
 def choose_launch(
-    body: Sequence[ast.stmt], types: Mapping[str, Type], tile_shape: tuple[int, ...], num_warps: int
+    body: tuple[ast.stmt, ...], types: Mapping[str, Type], tile_shape: tuple[int, ...], num_warps: int
 ) -> tuple[tuple[Size, ...], int]:
     """The grid and the group size.
 
@@ -104,7 +106,7 @@ def choose_launch(
     return tuple(blocks) or (1,), group
 
 
-def choose_thread_count(body: Iterable[ast.stmt], num_warps: int) -> int:
+def choose_thread_count(body: tuple[ast.stmt, ...], num_warps: int) -> int:
     """The group size of a launch that gives a grid alone: all threads of a program that asks for threads or warps."""
     return num_warps * WARP_SIZE if find_mentioned_names(body) & THREAD_IDS else 1
 

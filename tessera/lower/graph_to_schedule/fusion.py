@@ -173,8 +173,8 @@ class KernelFusion:
 
     def visit(self, node: Node) -> None:
         """Assign one node to clusters."""
-        value = node.results[0]
-        wanting = [c for c in self.clusters if not c.access_points.keys().isdisjoint(node.results)]
+        value, rest = node.results[0], frozenset(node.results[1:])
+        wanting = [c for c in self.clusters if value in c.access_points or not rest.isdisjoint(c.access_points)]
         if not wanting and self.forced_roots.isdisjoint(node.results) and not has_effect(node):
             return
         if value in self.viewed and value not in self.forced_roots:

@@ -39,14 +39,21 @@ MIN_RESULTS, MAX_COLUMNS = 256, 1 << 13
 MAX_HELD_COLUMNS, MIN_HELD_LANES = 1 << 14, 32
 # The most elements of rows that are reduced together, the least rows, and the least programs that are left then.
 MAX_ROWS_TOGETHER, MIN_ROWS_TOGETHER, ROW_PROGRAMS = 1 << 13, 4, 1024
+OWN_ROW_GAIN = 2  # of both where each program also computes a row that all multiply by
 FOLDED = {"sum", "max", "min"}  # reductions of a loop whose rounds are added up in registers
 # Short rows of pointwise kernels are cut in tiles that have so many times fewer columns: that divide them, and others.
 EVEN_PADDING, LEAST_EVEN_COLUMNS, LEAST_EVEN_ROWS, EVEN_GAIN, UNEVEN_GAIN = 1.25, 32, 8, 1.3, 1.5
 # Rows of an array, of so many elements at least, which a tile that more reductions than that share does not join.
 LEAST_ROW, LEAST_SHARED = 32, 3
 WHOLE_TILES = 64  # of a dim, of which one may be partial
+RUN_BYTES, RUN_PADDING = (
+    4,
+    1.1,
+)  # of an element whose runs are `lanes` long; narrower ones are longer where they pad less
 CROSSED_GAIN = 2  # of the elements of a transposed tile with one short dim, where blocks are padded
-MANY_PROGRAMS = 4096  # that remain where programs of pointwise kernels hold more elements
+# That remain where programs of pointwise kernels hold more elements: two for each multiprocessor, or more where each
+# element is made of more than so many loads; what larger tiles may pad more.
+MANY_PROGRAMS, MANY_WINDOW_PROGRAMS, FEW_LOADS, GROWN_PADDING = 264, 4096, 4, 1.05
 # A symbolic size is cut in about so many tiles, of at least so many elements: small sizes then waste little.
 SYMBOLIC_TILES, MIN_SYMBOLIC_TILE = 64, 16
 
@@ -197,6 +204,10 @@ class TileSizeSearch:
 
     def _count_rows(self, dims: Iterable[int]) -> int:
         return math.prod(self.extents[d] for d in dims)
+
+    def count_padded(self) -> int:
+        """The elements of all programs, with those that pad their tiles."""
+        return self.programs() * math.prod(self.pad(self.tile[d]) for d in self.parallel())
 
     def programs(self) -> int:
         """How many programs there are."""
@@ -502,9 +513,15 @@ def _count_rows_together(tiling: TileSizeSearch, row: int, others: Sequence[int]
     plan = tiling.plan
     stores = [tiling.forms.indices(n) for n in tiling.block.nodes if n.op is schedule.store]
     kept = any(row in a.dims for access in stores for e in access for a, _ in e.terms)
-    together = min(plan.row_warps, MAX_ROWS_TOGETHER // tiling.pad(tiling.tile[row]))
-    count = math.prod(tiling.extents[d] for d in others)
-    return together if together >= MIN_ROWS_TOGETHER and not kept and count >= together * ROW_PROGRAMS else 1
+    count, depends = math.prod(tiling.extents[d] for d in others), tiling.forms.depends
+    own = any(n.op is schedule.reduce and not depends[n.out] & set(others) for n in tiling.block.nodes)
+    whole = {d for d in (row, *others) if tiling.extents[d] != 1}
+    matrices = sum(n.op is schedule.load and whole <= depends[n.out] for n in tiling.block.nodes)
+    for gain in (OWN_ROW_GAIN, 1) if own and matrices == 1 else (1,):
+        together = min(gain * plan.row_warps, gain * MAX_ROWS_TOGETHER // tiling.pad(tiling.tile[row]))
+        if together >= MIN_ROWS_TOGETHER and not kept and count >= together * ROW_PROGRAMS:
+            return together
+    return 1
 
 
 def _limit_row(tiling: TileSizeSearch, row: int, others: Sequence[int]) -> int:
@@ -538,17 +555,30 @@ def _has_dependent_reductions(block: Block) -> bool:
 
 
 def _tile_pointwise(tiling: TileSizeSearch, node: Node) -> None:
+    """Programs have more elements only where these are no padding."""
+    budget, start = _count_pointwise_elements(tiling), list(tiling.tile)
+    _tile_elements(tiling, budget)
+    while budget > tiling.plan.pointwise:
+        budget, larger, padded = budget // 2, list(tiling.tile), tiling.count_padded()
+        tiling.tile = list(start)
+        _tile_elements(tiling, budget)
+        if padded <= GROWN_PADDING * tiling.count_padded():
+            tiling.tile = larger
+            return
+
+
+def _tile_elements(tiling: TileSizeSearch, budget: int) -> None:
     plan, dims = tiling.plan, tiling.parallel()
     if not dims:
         return
     overlapping = tiling.find_overlapping_dims()
     dims = [d for d in dims if d not in overlapping]
     crossed = sorted(tiling.find_contiguous_dims() & set(dims))
-    budget = _count_pointwise_elements(tiling)
     if len(crossed) > 1:  # one access is by rows, another by columns: a tile is square
         tiling.fill(reversed(crossed), plan.lanes * plan.lanes)
         for dim in crossed:
-            tiling.tile[dim] = tiling.cut(dim, plan.lanes)
+            tiling.tile[dim] = _cut_run(tiling, dim, plan.lanes)
+        _widen_stored_runs(tiling, crossed)
         short, long = min(crossed, key=tiling.extents.__getitem__), max(crossed, key=tiling.extents.__getitem__)
         most = CROSSED_GAIN * plan.lanes if plan.power_of_two_tiles else plan.lanes
         spare = most // tiling.pad(tiling.tile[short])
@@ -565,7 +595,31 @@ def _tile_pointwise(tiling: TileSizeSearch, node: Node) -> None:
     tiling.fill(reversed(dims), max(budget, 1), plan.multiple)  # the rows of a tile begin with a line of the cache
     if dims:
         _widen_tile(tiling, dims[-1], budget)
+        _tile_outer_dim(tiling, dims, budget)
     tiling.shrink([(tiling.parallel(), _limit_flat_tile(tiling))])
+
+
+def _cut_run(tiling: TileSizeSearch, dim: int, target: int) -> int:
+    """The tile of a dim along which memory is read or written in runs: not half of the target, if that pads little."""
+    size, extent = tiling.cut(dim, target), tiling.extents[dim]
+    if not (tiling.plan.power_of_two_tiles and tiling.is_static(dim) and size < target < extent):
+        return size
+    little = round_up(extent, target) <= RUN_PADDING * extent
+    return target if little and _fits_radices(target, tiling._radices(dim)) else size
+
+
+def _widen_stored_runs(tiling: TileSizeSearch, crossed: Sequence[int]) -> None:
+    """Runs that are stored have as many bytes for narrow types as for f32, if that pads little."""
+    store = next(n for n in tiling.block.nodes if n.op is schedule.store)
+    runs = [d for d in crossed if d in find_unit_stride_dims(tiling.forms.indices(store)[-1])]
+    factor = RUN_BYTES // max(1, store.args[1].type.dtype.bits // 8)  # type: ignore[union-attr]
+    if len(runs) != 1 or not tiling.plan.power_of_two_tiles or factor <= 1:
+        return
+    before = tiling.tile[runs[0]]
+    tiling.tile[runs[0]] = _cut_run(tiling, runs[0], factor * tiling.plan.lanes)
+    pads = round_up(tiling.extents[runs[0]], tiling.tile[runs[0]]) > RUN_PADDING * tiling.extents[runs[0]]
+    if pads or tiling.programs() < MANY_PROGRAMS:
+        tiling.tile[runs[0]] = before
 
 
 def _limit_flat_tile(tiling: TileSizeSearch) -> int:
@@ -583,6 +637,21 @@ def _widen_tile(tiling: TileSizeSearch, dim: int, budget: int) -> None:
         return
     if tiling.extents[dim] >= WHOLE_TILES * whole and _fits_radices(whole, tiling._radices(dim)):
         tiling.tile[dim] = whole
+
+
+def _tile_outer_dim(tiling: TileSizeSearch, dims: Sequence[int], budget: int) -> None:
+    """Two of an outer dim, where the tile of an inner one is half of what a program holds, since that divides it.
+
+    They share no axis of memory: of that, the tile would be no block.
+    """
+    held = math.prod(tiling.pad(tiling.tile[d]) for d in dims)
+    dims = [d for d in dims if tiling.extents[d] > 1]
+    part = next((i for i in reversed(range(1, len(dims))) if tiling.tile[dims[i]] < tiling.extents[dims[i]]), 0)
+    if not part or not tiling.plan.power_of_two_tiles or 2 * held > budget or not tiling.is_static(dims[part - 1]):
+        return
+    pair = {dims[part - 1], dims[part]}
+    mixed = any(pair <= {d for a, _ in e.terms for d in a.dims} for access in tiling.accesses for e in access)
+    tiling.tile[dims[part - 1]] = 1 if mixed else 2
 
 
 def _find_even_columns(tiling: TileSizeSearch, dim: int, budget: int) -> int:
@@ -617,7 +686,10 @@ def _count_pointwise_elements(tiling: TileSizeSearch) -> int:
     """The elements of a program: more of narrow types where there are many programs, so that each moves some bytes."""
     plan, budget = tiling.plan, tiling.plan.pointwise
     total, moved = math.prod(tiling.extents[d] for d in tiling.parallel()), tiling.count_moved_bytes()
-    while budget * moved < plan.pointwise_bytes and total // (2 * budget) >= MANY_PROGRAMS:
+    # Of windows, whose elements are made of many loads, programs take longer, and registers hold fewer.
+    loads = sum(n.op is schedule.load for n in tiling.block.nodes)
+    least = MANY_PROGRAMS if loads <= FEW_LOADS else MANY_WINDOW_PROGRAMS
+    while budget * moved < plan.pointwise_bytes and total // (2 * budget) >= least:
         budget *= 2
     return budget
 

@@ -55,9 +55,10 @@ def bitcast_elements(x: Any, *, dtype: DType) -> Any:
 def _(site: ErrorSite, x: IntervalArray, *, dtype: DType) -> IntervalArray:
     stored = np.asarray(x.value).astype(site.types[0].dtype.numpy)
     value = np.ascontiguousarray(stored).view(dtype.numpy).reshape(x.shape)
-    uncertain = (x.radius > 0) | ((stored != x.value) & (stored == stored))
+    uncertain = (x.radius > 0) | (stored != x.value)
     value = value.astype(np.float64) if dtype.is_float else value
-    return make_interval(value, np.where(uncertain, np.inf, 0.0))  # nothing is known of the bits of an uncertain value
+    # Nothing is known of the bits of an uncertain value, nor of a NaN: its sign and payload are the engine's.
+    return make_interval(value, np.where(uncertain, np.inf, 0.0))
 
 
 jvp(bitcast_elements)(zero_jvp)

@@ -12,7 +12,7 @@ import numpy as np
 from tessera.core.errors import DTypeError, TesseraError, user_location
 from tessera.core.shapes import as_size, broadcast, size_to_number
 from tessera.core.symbolic_dim import ABSTRACT_TRACE, Dim, resolve_size
-from tessera.core.types import DType, Policy, TensorType, as_dtype, f32, f64, find_number_dtype, int8
+from tessera.core.types import DType, Policy, TensorType, as_dtype, f32, f64, find_number_dtype, int8, scalar
 from tessera.ir.builder import CURRENT_BUILDER, CURRENT_NUMERICS
 from tessera.ir.rules import Op
 from tessera.ir.tensor import Tensor, WeakTensor, as_tensor, bind_op
@@ -120,6 +120,10 @@ def coerce_select(op: Op, operands: Sequence[Any], attrs: Mapping[str, Any]) -> 
 
 def find_common_type(operands: Sequence[Any]) -> TensorType:
     """The common scalar type of tensors and Python numbers; numbers take the tensors' type."""
+    if operands and operands[0].__class__ is Tensor:
+        dtype = operands[0].type.dtype
+        if all([x.__class__ is Tensor and x.type.dtype is dtype and x.type.policy is None for x in operands]):
+            return scalar(dtype)  # most operands are alike
     known = [t for t in operands if isinstance(t, Tensor)]
     numbers = [x for x in operands if not isinstance(x, Tensor)]
     strong = [t for t in known if t.__class__ is not WeakTensor]

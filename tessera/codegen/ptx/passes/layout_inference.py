@@ -82,7 +82,7 @@ class LayoutInference:
         self.fragments: set[DistributedLayout] = set()  # layouts of accumulators of main loops
         self._depths: dict[Value, int] = {}
         self._depth = 0
-        self.reduced = find_reduced_bits(function)
+        self.reduced = find_reduced_bits(function, threads)
         for v in function.params:
             if isinstance(v.type, TensorType):
                 self.of[v] = self.plain(v)

@@ -165,7 +165,8 @@ class CommandStream:
             for call in self.current.then:
                 call()
         self.current = None
-        self._next()
+        if self.waiting:
+            self._next()
 
     def explain_block(self) -> str | None:
         """Why this PE takes no command, or None."""

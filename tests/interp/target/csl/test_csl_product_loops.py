@@ -111,7 +111,7 @@ MAPS = {
     "no number": ({"count": 0}, False),
     "another function": ({"function": "add_half"}, None),
     "a vector out of bounds": ({"count": 10, "scale": 1}, False),
-    "a number out of bounds": ({"count": 30}, None),
+    "a number out of bounds": ({"count": 30}, False),
 }
 
 

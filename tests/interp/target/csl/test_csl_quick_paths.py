@@ -1,5 +1,7 @@
 """The short paths of frequent events equal the general ones: on random programs, routers, queues and vectors."""
 
+from itertools import product
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -8,6 +10,7 @@ from csl_random_generators import compiled, dsd_pipelines, observe, switched_rou
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from tessera.interp.target.csl.compiler import compile_program
 from tessera.interp.target.csl.fabric.output_queue import OutputQueue
 from tessera.interp.target.csl.fabric.queues import InputQueue
 from tessera.interp.target.csl.fabric.router import RouterChannel
@@ -18,10 +21,12 @@ from tessera.interp.target.csl.pe.dsd_operations import compute, forget_views
 from tessera.interp.target.csl.pe.dsd_table import DSD_OPS
 from tessera.interp.target.csl.pe.pe_state import EventQueue
 from tessera.interp.target.csl.sema.values import ColorConfig, Mem1d
+from tessera.interp.target.csl.simulation import Simulation
 
 SEARCH = settings(
     max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
 )
+LINES = Path(__file__).parent / "programs" / "lines" / "layout.csl"
 PROGRAMS = {"tasks": task_graphs(), "routes": switched_routes(), "vectors": dsd_pipelines()}
 
 
@@ -29,7 +34,7 @@ def receive_and_select(pe, color):
     """`receive_wavelet` that lets the PE look for a task at each arrival."""
     pe.ready_colors[color] = None
     waiting = pe.waiters.pop(("in", color), None)
-    scheduler.resume_waiting(pe, waiting)
+    scheduler.resume_at_once(pe, waiting)
     if not waiting or color in pe.data or pe.fabric.get_queue(color).controls:
         scheduler.wake(pe)
 
@@ -44,6 +49,8 @@ def use_general_paths(patch):
     patch.setattr(RouterChannel, "_is_blocked", lambda self, buffer: False)
     patch.setattr(RouterChannel, "_relay", lambda self, origin, now: False)
     patch.setattr("tessera.interp.target.csl.pe.processing_element.Pe.receive_wavelet", receive_and_select)
+    patch.setattr(OutputQueue, "offer_command", lambda self, word: bool(self.offer([word])))
+    patch.setattr(InputQueue, "relay", property(lambda self: None, lambda self, relay: None))
     patch.setattr(dsd_operations, "_accumulate_product", lambda op, operands: None)
     patch.setitem(program.NAMES, "accumulate_products", lambda *_: False)
 
@@ -64,6 +71,34 @@ def test_random_programs_take_the_same_cycles(kind, tmp_path):
         assert quick == general
 
     search()
+
+
+def run_collectives(layout, seed: int | None, lockstep: bool) -> tuple:
+    """The cycles, tasks, memory and traffic of each collective operation on both axes, with two roots."""
+    run, rng = Simulation(layout, seed, lockstep=lockstep), np.random.default_rng(0)
+    run.boot()
+    shape = (len(run.pes), run.pes[0, 0].get_variable("send").size)
+    run.copy_in("send", dict(zip(run.pes, rng.random(shape, np.float32), strict=True)))
+    for axis, kind, root in product(("row", "column"), range(4), (0, 2)):
+        run.launch(axis, kind, root)
+    got = dict(zip(run.pes, np.zeros(shape, np.float32), strict=True))
+    run.wait(run.copy_out("receive", got))
+    traffic = [(node.traffic, node.links) for node in run.fabric.nodes.values()]
+    return run.cycles, sorted(run.timeline), [row.tolist() for row in got.values()], traffic
+
+
+@pytest.mark.parametrize("seed", [None, 1])
+@pytest.mark.parametrize("count", [1, 5, 8, 19])
+@pytest.mark.parametrize("arch", ["wse2", "wse3"])
+def test_collective_operations_take_the_same_cycles(arch, count, seed):
+    """Bursts that find room at once, commands that wait for it behind 8 words, and bursts longer than a queue."""
+    params = {"width": 5, "height": 5, "n": count}
+    layout = compile_program(str(LINES), params=params, arch=arch, fabric_dims=(12, 7), fabric_offsets=(4, 1))
+    quick = [run_collectives(layout, seed, lockstep) for lockstep in (True, False)]
+    with pytest.MonkeyPatch.context() as patch:
+        use_general_paths(patch)
+        assert run_collectives(layout, seed, True) == quick[0]
+    assert quick[0] == quick[1]
 
 
 def watch_bursts(depth: int, reads: list[tuple[int, int]]) -> tuple[list, list, list]:

@@ -75,6 +75,24 @@ class OutputQueue:
         self._move()
         return len(words)
 
+    def offer_command(self, word: int) -> bool:
+        """Accept a control wavelet; equal to `offer`."""
+        node = self.node
+        if self.words or node.ahead is not None or self.paced or node.path is not None:
+            return bool(self.offer([word]))
+        channel, buffer = self.channel, self._entrance
+        if channel is None or buffer is None or self._watched or self.emptied is not None:
+            return bool(self.offer([word]))
+        if buffer.count >= self.depth:
+            self.words.append(word)
+            self.marked += 1
+            buffer.feeder = self
+            return True
+        now = self.events.now
+        node.ramp = first = (now if now > node.ramp else node.ramp) + 1
+        channel.extend(RAMP, [(first + self._delay, [word])], 1, 1)
+        return True
+
     def _pass_on(self, words: list[int], marked: int) -> bool:
         """Move words into the router if it has room for all, and nobody waits for the queue."""
         channel, buffer, count, node = self.channel, self._entrance, len(words), self.node
@@ -97,7 +115,13 @@ class OutputQueue:
             if len(leaving) == depth:
                 self.wake(leaving[0])
         node.ramp = first + count - 1
-        _inject(channel, arrival, words[:], marked)  # the sender may have the list from a broadcast
+        words = words[:]  # the sender may have the list from a broadcast
+        if marked:
+            channel.extend(RAMP, split_runs(arrival, words), count, marked)
+        else:
+            if not channel.route.reconfigurable:
+                channel.check_direction(RAMP)
+            channel.append(buffer, (arrival, words), count)
         return True
 
     def collect(self) -> HostSink:
@@ -141,7 +165,10 @@ class OutputQueue:
                     self._finish()
                 return
         self._due = None
-        if self.words:
+        if self.marked and len(self.words) == 1 and not self._watched:
+            self.marked = 0
+            self.offer_command(self.words.pop())
+        elif self.words:
             self._move()
 
     def _send_next(self, now: int) -> bool:

@@ -106,7 +106,7 @@ class InputQueue:
 
     __slots__ = (
         "_due", "_last", "_needed", "_slots", "_tell", "color", "controls", "depth", "emptied", "events", "granted",
-        "node", "whole", "words",
+        "node", "relay", "whole", "words",
     )  # fmt: skip
 
     def __init__(self, node: RouterNode, color: int) -> None:
@@ -117,6 +117,8 @@ class InputQueue:
         self.controls = 0  # the number of control words
         self.granted = 0  # not used: an operation awaits the words of a clear way
         self.emptied: Callable[[], None] | None = None  # to call when no word is left
+        # What takes the words for a thread that waits for them; whether the thread goes on waiting.
+        self.relay: Callable[[], bool] | None = None
         self._due: int | None = None
         self._last = 0  # the time of the last word that was inserted
         self._tell, self._slots = self._call, self.events.slots
@@ -152,27 +154,24 @@ class InputQueue:
         if time < self._last:
             self.extend(RAMP, [run], count)
             return
-        self._last = time + count - 1
+        self._last = last = time + count - 1
         words.runs.append(run)
-        words.count += count
-        needed = self._needed
+        words.count = count = words.count + count
+        needed, due = self._needed, self._due
         if self.controls:
             self._announce()
-            return
-        if words.count < needed:
-            return
-        if needed == 1:
-            time = words.runs[0][0]
-        else:
-            time = self._last if words.count == needed else words.find_time(needed)
-        due = self._due
-        if due is None or time < due:
-            calls = self._slots.get(time)
-            if calls is None:
-                self._announce()
-            else:  # of the present cycle or a later one
-                self._due = time
-                calls.append(self._tell)
+        elif count >= needed:
+            if needed == 1:
+                last = words.runs[0][0]
+            elif count != needed:
+                last = words.find_time(needed)
+            if due is None or last < due:
+                calls = self._slots.get(last)
+                if calls is None:
+                    self._announce()
+                else:  # of the present cycle or a later one
+                    self._due = last
+                    calls.append(self._tell)
 
     def count(self, now: int) -> int:
         """The number of arrived data words before the first control word."""
@@ -186,14 +185,16 @@ class InputQueue:
         words = self.words
         if not words.count or limit <= 0:
             return []
-        if self.controls or len(words.runs) > 1:
-            count = words.count if not self.controls and self._last <= now else words.count_until(now, True)
+        count = words.count
+        if self.controls or self._last > now:
+            count = words.count_until(now, True)
+            if count <= 0:
+                return []
+        if count == words.count <= limit and len(words.runs) == 1:  # the whole of one run
+            found = words.runs.pop()[1]
+            words.count = 0
         else:
-            time, found = words.runs[0]
-            count = now - time + 1 if now - time < len(found) else len(found)
-        if count <= 0:
-            return []
-        found = words.take(count if count < limit else limit)
+            found = words.take(count if count < limit else limit)
         if words.limit > self.depth:
             words.limit = max(self.depth, words.limit - len(found))
         feeder = words.feeder
@@ -311,9 +312,19 @@ class InputQueue:
         if self._due != now:
             return  # a later schedule replaced this one
         self._due = None
-        time = self._find_arrival()
-        if time is not None and time <= now:
+        words, needed = self.words, self._needed
+        if not self.controls and needed <= words.count:  # as `_find_arrival`
+            first, found = words.runs[0]
+            arrived = first + needed - 1 <= now if needed <= len(found) else words.find_time(needed) <= now
+        else:
+            time = self._find_arrival()
+            arrived = time is not None and time <= now
+        if arrived:
             self._needed, self.whole = 1, False
+            if self.relay is not None:
+                if self.relay():
+                    return
+                self.relay = None
             self.node.pe.receive_wavelet(self.color)
         else:
             self._announce()  # the words were already taken

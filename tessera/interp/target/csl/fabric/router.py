@@ -53,7 +53,8 @@ class RouterNode:
         self.outputs: dict[int, OutputQueue] = {}
         self.links = [0] * len(DIRECTION_NAMES)  # the first free cycle of each outgoing link
         self.traffic = [0] * len(DIRECTION_NAMES)  # the number of wavelets sent in each direction
-        self.handlers: dict[int, Callable[[], None]] = {}  # a library's teardown handlers, by color
+        # What a library does about a teardown that begins at a cycle, by color.
+        self.handlers: dict[int, Callable[[int], None]] = {}
         self.ramp = 0  # the last cycle in which the PE sent a word up the ramp
         self.ahead: OutputQueue | None = None  # the queue that sent words ahead of their time
         self.path = DataPath(self) if fabric.arch == "wse2" else None  # that of WSE-3 is wide enough for all
@@ -90,9 +91,9 @@ class RouterChannel:
     """One color at one PE's router: a finite buffer for each direction, and its route."""
 
     __slots__ = (
-        "_here", "_hop", "_last", "_later", "_links", "_log", "_origin", "_serve", "_slots", "_traffic", "_ways",
-        "ahead", "color", "config", "depth", "due", "events", "granted", "inputs", "marked", "neighbours", "node",
-        "ramp_color", "route", "sink", "steady",
+        "_here", "_hop", "_last", "_later", "_links", "_log", "_onward", "_origin", "_serve", "_slots", "_traffic",
+        "_ways", "ahead", "color", "config", "depth", "due", "events", "granted", "inputs", "marked", "neighbours",
+        "node", "ramp_color", "route", "sink", "steady",
     )  # fmt: skip
 
     def __init__(self, node: RouterNode, color: int, route: ColorRoute, config: ColorConfig) -> None:
@@ -114,6 +115,7 @@ class RouterChannel:
         self._here: SwitchPosition = ((), ())  # the directions from and to which `_origin` and `_ways` are
         self._origin: WordBuffer | None = None  # the buffer of the only direction
         self._ways: list[Way] = []
+        self._onward: list[Way] = []  # the ways that do not lead down the ramp
         self._hop = 1  # the cycles of a word from here to the end of the first way
 
     def open_inputs(self) -> None:
@@ -138,8 +140,12 @@ class RouterChannel:
 
     def open(self, rx: Directions, tx: Directions) -> None:
         """Replace switch position 0, and end the teardown."""
-        self.make_reconfigurable()
-        self.wake(self.events.now)
+        if not self.route.reconfigurable:
+            self.make_reconfigurable()
+        for direction in rx:
+            if self.inputs[direction].count or not self.steady:  # with a seed the number of events decides its choices
+                self.wake(self.events.now)
+                break
         self.route.open(rx, tx)
 
     def _finish_switch(self, time: int) -> None:
@@ -218,29 +224,30 @@ class RouterChannel:
         start, words = runs[0]
         if words[0] > WORD_MASK:
             return len(runs) == 1 and self._relay_command(buffer, now)
-        count, links, last, blocked = len(words), self._links, self._last, False
+        count, links, last, ways, blocked = len(words), self._links, self._last, self._ways, False
         if count != buffer.count and (len(runs) > 2 or runs[1][1][0] <= WORD_MASK):
             return False
         after = last + 1 if last >= now else now
-        for direction, _, room in self._ways:
+        start = after if start < after else start
+        for direction, _, room in ways:
             free = room.limit - room.count
             if free < count:
                 if free > 0:
                     return self._fill(buffer, now, free)
                 room.feeder = self
                 blocked = True
-            if links[direction] > after:
-                after = links[direction]
+            if links[direction] > start:
+                start = links[direction]
         if blocked:
             return True
-        start = after if start < after else start
         del runs[0]
         self.granted = 0
         buffer.count -= count
-        self._last = start + count - 1
-        if self._log is None and len(self._ways) == 1:  # as `_deliver_run`
-            direction, target, room = self._ways[0]
-            links[direction] = start + count
+        end = start + count
+        self._last = end - 1
+        if self._log is None and len(ways) == 1:  # as `_deliver_run`
+            direction, target, room = ways[0]
+            links[direction] = end
             self._traffic[direction] += count
             target.append(room, (start + self._hop, words), count)
         else:
@@ -274,8 +281,8 @@ class RouterChannel:
         time, (word,) = buffer.runs[0]
         if not ends_in_routers(word):
             return False
-        time, links = max(time, now, self._last + 1), self._links
-        ways = [way for way in self._ways if way[0] != RAMP]
+        after = self._last + 1 if self._last >= now else now
+        time, links, ways = after if time < after else time, self._links, self._onward
         for direction, _, room in ways:
             if room.count >= room.limit:
                 room.feeder = self
@@ -290,7 +297,8 @@ class RouterChannel:
         for direction, target, _ in ways:
             self._count_wavelet(direction, time)
             target.extend(OPPOSITE[direction], [(time + 1 + self._later, [onward])], 1, 1)
-        buffer.wake_feeder(time)
+        if buffer.feeder is not None:
+            buffer.wake_feeder(time)
         if self.route.current == position:
             return True
         self._finish_switch(time)
@@ -408,22 +416,18 @@ class RouterChannel:
 
     def _find_origin(self) -> WordBuffer | None:
         """The buffer of the only direction that words come from, empty or with known ways; None: `_step` finds it."""
-        route = self.route
-        rx, tx = route.here
+        rx = self.route.here[0]
         if len(rx) != 1:
             return None
         buffer = self.inputs[rx[0]]
-        if buffer.count:
-            if not self.steady or route.filter is not None or HOST in tx:
-                return None
-            self._find_ways()
-        return buffer
+        return buffer if not buffer.count or self._find_plain_ways() else None
 
     def _find_ways(self) -> None:
         """Find the buffer that words come from, and the queues and buffers that they enter."""
         rx, tx = here = self.route.here
         if tx is not self._here[1]:
-            self._ways = [self._find_way(direction) for direction in tx]
+            self._ways = ways = [self._find_way(direction) for direction in tx]
+            self._onward = [way for way in ways if way[0] != RAMP] if RAMP in tx else ways
             self._hop = 1 if tx[:1] == _DOWN else 1 + self._later
         self._here, self._origin = here, self.inputs[rx[0]] if len(rx) == 1 else None
 
@@ -489,14 +493,7 @@ class RouterChannel:
                 buffer.extend([(max(time, buffer.last + 1), words)], len(words))
         if marked:
             self.marked += marked
-        time, due = buffer.runs[0][0], self.due
-        if due is None or time < due:
-            calls = self._slots.get(time)
-            if calls is not None:  # of the present cycle or a later one
-                self.due = time
-                calls.append(self._serve)
-            else:
-                self.wake(time)
+        self.wake(buffer.runs[0][0])
 
     def append(self, buffer: WordBuffer, run: Run, count: int) -> None:
         """Insert one run of `count` data words into the buffer of a direction that the route accepts.
@@ -518,6 +515,9 @@ class RouterChannel:
             if calls is not None:  # of the present cycle or a later one
                 self.due = time
                 calls.append(self._serve)
+            elif time > self.events.now:
+                self.due = time
+                self.events.at(time, self._serve)
             else:
                 self.wake(time)
 
@@ -585,15 +585,16 @@ class RouterChannel:
 
     def _execute_command(self, word: int, time: int) -> int:
         """Execute the first command of a routed control word."""
-        before = self.route.in_teardown
-        onward = self.route.command(word & WORD_MASK) | CONTROL_FLAG
-        if self.route.in_teardown and not before:
-            self.node.fabric.events.at(time, self._torn_down)
+        route = self.route
+        before = route.in_teardown
+        onward = route.command(word & WORD_MASK) | CONTROL_FLAG
+        if route.in_teardown and not before:
+            handler = self.node.handlers.get(self.color)
+            if handler is None:
+                self.events.at(time, self._torn_down)
+            else:
+                handler(time)
         return onward
 
     def _torn_down(self) -> None:
-        handler = self.node.handlers.get(self.color)
-        if handler is None:
-            self.node.pe.handle_teardown(self.color)
-        else:
-            handler()
+        self.node.pe.handle_teardown(self.color)

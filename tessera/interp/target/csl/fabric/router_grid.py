@@ -209,6 +209,7 @@ QUEUE_DEPTHS = {
     ("wse3", "out"): (8,) * 8,
 }
 _NO_QUEUES: dict[int, int] = {}
+_COLORS_OF = {"in": "in_colors", "out": "out_colors"}  # a PE's colors of queues, by the direction of these
 
 
 # Told of each burst of wavelets on a link: column, row, direction, first and last cycle, wavelets.
@@ -263,10 +264,12 @@ class Fabric:
 
     def queue_depth(self, node: RouterNode, way: str, color: int) -> int:
         """The capacity of a PE's input ("in") or output queue of a color in words."""
-        numbers = QUEUE_DEPTHS.get((self.arch, way), ())
-        for number, owner in getattr(node.pe, f"{way}_colors", _NO_QUEUES).items():
-            if owner == color and number < len(numbers):
-                return numbers[number]
+        owners = getattr(node.pe, _COLORS_OF[way], _NO_QUEUES)
+        if color in owners.values():
+            numbers = QUEUE_DEPTHS.get((self.arch, way), ())
+            for number, owner in owners.items():
+                if owner == color and number < len(numbers):
+                    return numbers[number]
         return QUEUE_DEPTH
 
     def view(self, x: int, y: int) -> FabricView:

@@ -44,6 +44,8 @@ class Opcode(IntEnum):
 
 
 _OPCODES = tuple(Opcode)
+# Looked up once: an attribute of an enumeration takes longer than the rest of a command.
+_NOP, _ADVANCE, _RESET, _TEARDOWN = _OPCODES
 
 
 def decode_entry_point(word: int) -> int | None:
@@ -251,11 +253,11 @@ class ColorRoute:
     def command(self, word: int) -> int:
         """Execute the first command of a payload; returns the payload to send on."""
         opcode, before = decode_commands(word)[0][0], self.current
-        if opcode is Opcode.SWITCH_ADV:
+        if opcode is _ADVANCE:
             self.advance()
-        elif opcode is Opcode.SWITCH_RST:
+        elif opcode is _RESET:
             self.move(0)
-        elif opcode is Opcode.TEARDOWN:
+        elif opcode is _TEARDOWN:
             self.in_teardown = self.reconfigurable = True
         if self.pop == "no_pop":
             return word
@@ -264,7 +266,7 @@ class ColorRoute:
         pops = {
             "always_pop": True,
             "pop_on_advance": moved,
-            "pop_on_advance_nop": moved or opcode is Opcode.NOP,
+            "pop_on_advance_nop": moved or opcode is _NOP,
         }.get(self.pop, False)
         return pop_command(word) if pops else word
 

@@ -11,17 +11,28 @@ wavelet.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator
 from dataclasses import dataclass, field
+from functools import lru_cache, partial
 from typing import Any
 
 import numpy as np
 
 from tessera.interp.target.csl.cost_model import COSTS
-from tessera.interp.target.csl.fabric.routing import CONTROL_FLAG, Opcode, direction_numbers, encode_payload
+from tessera.interp.target.csl.fabric.routing import (
+    CONTROL_FLAG,
+    EAST,
+    NORTH,
+    RAMP,
+    SOUTH,
+    WEST,
+    Directions,
+    Opcode,
+    encode_payload,
+)
 from tessera.interp.target.csl.pe.pe_state import WaitCondition
 from tessera.interp.target.csl.pe.processing_element import get_memory
-from tessera.interp.target.csl.pe.scheduler import activate, notify, spawn
+from tessera.interp.target.csl.pe.scheduler import activate, resume_at_once, spawn
 from tessera.interp.target.csl.sema import types as t
 from tessera.interp.target.csl.sema.values import ColorConfig, ComptimeValue, NativeFunction, Pointer
 from tessera.interp.target.csl.text.diagnostics import CslError, CslFault
@@ -30,7 +41,8 @@ from tessera.interp.target.csl.text.diagnostics import CslError, CslFault
 
 
 WORD = np.dtype(np.uint32)
-TEARDOWN_WORD = encode_payload([(Opcode.TEARDOWN, True)])
+TEARDOWN_COMMAND = CONTROL_FLAG | encode_payload([(Opcode.TEARDOWN, True)])
+UP: Directions = (RAMP,)
 CollectiveThread = Generator[Any, None, None]
 
 
@@ -39,230 +51,262 @@ class PeLine:
     """One axis: its colors, and its two directions."""
 
     colors: tuple[int, int]
-    back: str
-    forth: str
+    back: Directions
+    forth: Directions
     vertical: bool
 
     def place(self, pe: Any) -> int:
         """The index of a PE on its line."""
         return pe.y if self.vertical else pe.x
 
-    def length(self, pe: Any) -> int:
-        """The number of PEs on the line."""
-        return pe.fabric.node.fabric.height if self.vertical else pe.fabric.node.fabric.width
+    def color(self, distance: int, behind: bool) -> int:
+        """The color of the link between a distance and the next smaller one."""
+        return self.colors[(distance + (not behind)) % 2]
 
 
 class CollectiveRole:
-    """One PE's part in an operation: the positions of the root and the neighbours, and the links to them."""
+    """The part of the PEs at one index of parallel lines in the operations of one root: the links to its neighbours.
 
-    def __init__(self, line: PeLine, pe: Any, root: int) -> None:
-        self.line, self.pe = line, pe
-        self.me, self.last, self.root = line.place(pe), line.length(pe) - 1, root
-        self.distance = abs(self.me - root)
-        self.used: list[int] = []
+    `inner` and `outer` are the colors of the links towards the root and away from it, `toward` and `away` their
+    directions. `beyond` is the number of PEs farther from the root. `sides` are those of the root that have PEs:
+    whether the side is the lower one, its number of PEs, its color and direction. Broadcasts use `color`.
+    """
 
-    @property
-    def ends_here(self) -> bool:
-        """Whether this PE is the last one on its side of the root."""
-        return self.me in (0, self.last)
+    __slots__ = (
+        "away", "beyond", "color", "distance", "ends_here", "forwards", "inner", "last", "me", "outer", "sides",
+        "toward",
+    )  # fmt: skip
 
-    @property
-    def beyond(self) -> int:
-        """The number of PEs farther from the root."""
-        return self.me if self.me < self.root else self.last - self.me
+    def __init__(self, line: PeLine, me: int, last: int, root: int) -> None:
+        below = me < root
+        self.me, self.last, self.distance, self.color = me, last, abs(me - root), line.colors[0]
+        self.ends_here = me in (0, last)
+        self.beyond = me if below else last - me
+        self.forwards = self.distance > 0 and self.beyond > 0
+        self.inner, self.outer = line.color(self.distance, below), line.color(self.distance + 1, below)
+        self.toward, self.away = (line.forth, line.back) if below else (line.back, line.forth)
+        sides = ((True, root, line.color(1, True), line.back), (False, last - root, line.color(1, False), line.forth))
+        self.sides = [side for side in sides if side[1]]
 
-    def sides(self) -> Iterator[tuple[bool, int]]:
-        """The sides of the root that have PEs: whether the side is the lower one, and its number of PEs."""
-        if self.root > 0:
-            yield True, self.root
-        if self.root < self.last:
-            yield False, self.last - self.root
 
-    def color(self, distance: int, behind: bool) -> int:
-        """The color of the link between a distance and the next smaller one."""
-        return self.line.colors[(distance + (not behind)) % 2]
+@lru_cache(maxsize=1024)
+def await_word(color: int) -> WaitCondition:
+    """The wait for a wavelet of a color."""
+    return WaitCondition("in", color)
 
-    def inner(self) -> int:
-        """The color of the link towards the root."""
-        return self.color(self.distance, self.me < self.root)
 
-    def outer(self) -> int:
-        """The color of the link away from the root."""
-        return self.color(self.distance + 1, self.me < self.root)
+@lru_cache(maxsize=1024)
+def await_room(color: int) -> WaitCondition:
+    """The wait for room in the output queue of a color."""
+    return WaitCondition("out", color)
 
-    def toward(self) -> str:
-        """The direction of the root."""
-        return self.line.forth if self.me < self.root else self.line.back
 
-    def away(self) -> str:
-        """The direction away from the root."""
-        return self.line.back if self.me < self.root else self.line.forth
+@lru_cache(maxsize=1024)
+def await_teardown(color: int) -> WaitCondition:
+    """The wait for the teardown of a color."""
+    return WaitCondition("state", ("rest", color))
 
-    def open(self, color: int, rx: tuple[str, ...], tx: tuple[str, ...]) -> None:
+
+def end_rest(pe: Any, waiting: WaitCondition, time: int) -> None:
+    """Let the operation that waits for a teardown continue when it begins; one that looks later does not wait."""
+    threads = pe.waiters.pop(waiting, None) if pe.waiters else None
+    if threads:
+        pe.events.at(time, partial(resume_at_once, pe, threads))
+
+
+class CollectiveOperation:
+    """One operation on a PE: its role, and the channels that it uses."""
+
+    __slots__ = ("events", "node", "pe", "role", "used")
+
+    def __init__(self, pe: Any, role: CollectiveRole) -> None:
+        self.pe, self.role, self.node, self.events = pe, role, pe.fabric.node, pe.events
+        self.used: list[Any] = []
+
+    def open(self, color: int, rx: Directions, tx: Directions) -> None:
         """Set a color's route and exit its teardown."""
-        pe, node = self.pe, self.pe.fabric.node
+        node = self.node
         channel = node.channels.get(color) or node.get_routed_channel(color)
-        channel.open(direction_numbers(rx), direction_numbers(tx))
+        channel.open(rx, tx)
         if color not in node.handlers:
-            node.handlers[color] = lambda: notify(pe, "state", ("rest", color))
-        self.used.append(color)
+            node.handlers[color] = partial(end_rest, self.pe, await_teardown(color))
+        self.used.append(channel)
 
     def send(self, color: int, left: list[int]) -> CollectiveThread:
         """Send words."""
-        output = self.pe.fabric.node.get_output(color)
+        output = self.node.get_output(color)
         while left and not output.offer(left):
-            yield WaitCondition("out", color)
+            yield await_room(color)
         while output.words and not output.is_settled():
-            yield WaitCondition("out", color)
+            yield await_room(color)
 
     def end(self, color: int) -> CollectiveThread:
         """Send the teardown command of a color."""
-        output = self.pe.fabric.node.get_output(color)
-        while not output.offer([TEARDOWN_WORD | CONTROL_FLAG]):
-            yield WaitCondition("out", color)
+        output = self.node.get_output(color)
+        while not output.offer_command(TEARDOWN_COMMAND):
+            yield await_room(color)
 
     def receive(self, color: int, count: int, use: Callable[[int, list[int]], None]) -> CollectiveThread:
         """Receive `count` words; `use(start, words)` handles them, all at once if possible."""
-        queue, events, waiting = self.pe.fabric.get_queue(color), self.pe.events, WaitCondition("in", color)
-        done, whole = 0, self.pe.fabric.node.fabric.streams
+        queue, events, done = self.node.get_input(color), self.events, 0
+        arrived, whole = queue.words, self.node.fabric.streams
         while done < count:
-            words = queue.take(events.now, count - done)
+            words = queue.take(events.now, count - done) if arrived.count else None
             if words:
                 use(done, words)
                 done += len(words)
                 continue
             queue.await_stream(count - done, whole)
-            yield waiting
+            yield await_word(color)
 
     def store(self, color: int, target: np.ndarray) -> CollectiveThread:
         """Receive the words of `target`."""
 
         def use(start: int, words: list[int]) -> None:
-            target[start : start + len(words)] = np.array(words, np.uint32)
+            target[start : start + len(words)] = np.array(words, WORD)
 
         return self.receive(color, target.size, use)
 
     def forward(
         self, source: int, color: int, count: int, change: Callable[[int, list[int]], list[int]] | None = None
     ) -> CollectiveThread:
-        """Receive words on one color and send them, or `change(start, words)`, on another as they arrive."""
-        queue, output, events = self.pe.fabric.get_queue(source), self.pe.fabric.node.get_output(color), self.pe.events
-        arrival, room = WaitCondition("in", source), WaitCondition("out", color)
-        done, arrived = 0, queue.words
+        """Receive words on one color and send them, or `change(start, words)`, on another as they arrive.
+
+        The event of their arrival sends them itself, unless they have to wait for room.
+        """
+        queue, output, events = self.node.get_input(source), self.node.get_output(color), self.events
+        done, arrived, direct = 0, queue.words, self.pe.wide and self.node.fabric.steady
+
+        def relay() -> bool:
+            nonlocal done
+            if output.words or (change is not None and self.pe.pending):
+                return False
+            words = queue.take(events.now, count - done)
+            if not words:
+                return False
+            start = done
+            done += len(words)
+            output.offer(words if change is None else change(start, words))
+            if output.words or done == count:
+                return False
+            queue.want(count - done)
+            return True
+
         while done < count:
             words = queue.take(events.now, count - done) if arrived.count else None
-            if not words:
+            if words:
+                start = done
+                done += len(words)
+                if change is not None:
+                    words = change(start, words)
+                while not output.offer(words):
+                    yield await_room(color)
+            else:
                 queue.want(count - done)
-                yield arrival
-                continue
-            if change is not None:
-                words = change(done, words)
-            done += len(words)
-            while not output.offer(words):
-                yield room
+                queue.relay = relay if direct else None
+                yield await_word(source)
             while output.words and not output.is_settled():
-                yield room
+                yield await_room(color)
 
     def rest(self) -> CollectiveThread:
         """Wait until the used colors are in teardown."""
-        channels = self.pe.fabric.node.channels
-        for color in self.used:
-            while not channels[color].route.in_teardown:
-                yield WaitCondition("state", ("rest", color))
+        for channel in self.used:
+            while not channel.route.in_teardown:
+                yield await_teardown(channel.color)
 
 
-def broadcast(part: CollectiveRole, buffer: np.ndarray) -> CollectiveThread:
+def broadcast(part: CollectiveOperation, buffer: np.ndarray) -> CollectiveThread:
     """Broadcast the root's buffer; routers replicate the wavelets."""
-    color = part.line.colors[0]
-    if part.distance == 0:
-        directions = tuple(part.line.back if behind else part.line.forth for behind, _ in part.sides())
+    role, color = part.role, part.role.color
+    if role.distance == 0:
+        directions = sum([direction for _, _, _, direction in role.sides], ())
         if directions:
-            part.open(color, ("RAMP",), directions)
+            part.open(color, UP, directions)
             yield from part.send(color, buffer.tolist())
             yield from part.end(color)
     else:
-        part.open(color, (part.toward(),), ("RAMP",) if part.ends_here else ("RAMP", part.away()))
+        part.open(color, role.toward, UP if role.ends_here else UP + role.away)
         yield from part.store(color, buffer)
     yield from part.rest()
 
 
-def scatter(part: CollectiveRole, send: np.ndarray, receive: np.ndarray) -> CollectiveThread:
+def scatter(part: CollectiveOperation, send: np.ndarray, receive: np.ndarray) -> CollectiveThread:
     """Scatter the root's buffer: every PE keeps its first part, and forwards the rest."""
-    count = receive.size
-    if part.distance == 0:
-        receive[:] = send[part.me * count : (part.me + 1) * count]
-        for behind, number in part.sides():
-            color = part.color(1, behind)
-            part.open(color, ("RAMP",), (part.line.back if behind else part.line.forth,))
+    role, count = part.role, receive.size
+    if role.distance == 0:
+        receive[:] = send[role.me * count : (role.me + 1) * count]
+        for behind, number, color, direction in role.sides:
+            part.open(color, UP, direction)
             for far in range(1, number + 1):
-                index = part.me - far if behind else part.me + far
+                index = role.me - far if behind else role.me + far
                 yield from part.send(color, send[index * count : (index + 1) * count].tolist())
             yield from part.end(color)
     else:
-        part.open(part.inner(), (part.toward(),), ("RAMP",))
-        if part.beyond:
-            part.open(part.outer(), ("RAMP",), (part.away(),))
-        yield from part.store(part.inner(), receive)
-        yield from part.forward(part.inner(), part.outer(), part.beyond * count)
-        if part.beyond:
-            yield from part.end(part.outer())
+        part.open(role.inner, role.toward, UP)
+        if role.beyond:
+            part.open(role.outer, UP, role.away)
+        yield from part.store(role.inner, receive)
+        if role.beyond:
+            yield from part.forward(role.inner, role.outer, role.beyond * count)
+            yield from part.end(role.outer)
     yield from part.rest()
 
 
-def gather(part: CollectiveRole, send: np.ndarray, receive: np.ndarray) -> CollectiveThread:
+def gather(part: CollectiveOperation, send: np.ndarray, receive: np.ndarray) -> CollectiveThread:
     """Gather all buffers at the root: every PE sends its own first, then forwards."""
-    count = send.size
-    if part.distance == 0:
-        receive[part.me * count : (part.me + 1) * count] = send
-        for behind, number in part.sides():
-            part.open(part.color(1, behind), (part.line.back if behind else part.line.forth,), ("RAMP",))
+    role, count = part.role, send.size
+    if role.distance == 0:
+        receive[role.me * count : (role.me + 1) * count] = send
+        for behind, number, color, direction in role.sides:
+            part.open(color, direction, UP)
             for far in range(1, number + 1):
-                index = part.me - far if behind else part.me + far
-                yield from part.store(part.color(1, behind), receive[index * count : (index + 1) * count])
+                index = role.me - far if behind else role.me + far
+                yield from part.store(color, receive[index * count : (index + 1) * count])
     else:
-        part.open(part.inner(), ("RAMP",), (part.toward(),))
-        if part.beyond:
-            part.open(part.outer(), (part.away(),), ("RAMP",))
-        yield from part.send(part.inner(), send.tolist())
-        yield from part.forward(part.outer(), part.inner(), part.beyond * count)
-        yield from part.end(part.inner())
+        part.open(role.inner, UP, role.toward)
+        if role.beyond:
+            part.open(role.outer, role.away, UP)
+        yield from part.send(role.inner, send.tolist())
+        if role.beyond:
+            yield from part.forward(role.outer, role.inner, role.beyond * count)
+        yield from part.end(role.inner)
     yield from part.rest()
 
 
-def reduce_fadds(part: CollectiveRole, send: np.ndarray, receive: np.ndarray) -> CollectiveThread:
+def reduce_fadds(part: CollectiveOperation, send: np.ndarray, receive: np.ndarray) -> CollectiveThread:
     """Reduce all buffers to the root: from both ends, every PE adds its own and sends the sum on."""
-    own = send.view(np.float32)
-    if part.distance == 0:
+    role, own = part.role, send.view(np.float32)
+    if role.distance == 0:
         total = own.copy()
 
         def add(start: int, words: list[int]) -> None:
-            total[start : start + len(words)] += np.array(words, np.uint32).view(np.float32)
+            total[start : start + len(words)] += np.array(words, WORD).view(np.float32)
 
-        for behind, _ in part.sides():
-            part.open(part.color(1, behind), (part.line.back if behind else part.line.forth,), ("RAMP",))
-        for behind, _ in part.sides():
-            yield from part.receive(part.color(1, behind), own.size, add)
-        receive[:] = total.view(np.uint32)
+        for _, _, color, direction in role.sides:
+            part.open(color, direction, UP)
+        for _, _, color, _ in role.sides:
+            yield from part.receive(color, own.size, add)
+        receive[:] = total.view(WORD)
     else:
-        part.open(part.inner(), ("RAMP",), (part.toward(),))
-        if part.beyond:
-            part.open(part.outer(), (part.away(),), ("RAMP",))
+        part.open(role.inner, UP, role.toward)
+        if role.beyond:
+            part.open(role.outer, role.away, UP)
 
             def add_own(start: int, words: list[int]) -> list[int]:
-                sums = own[start : start + len(words)] + np.array(words, np.uint32).view(np.float32)
-                return sums.view(np.uint32).tolist()  # type: ignore[no-any-return]
+                sums = own[start : start + len(words)] + np.array(words, WORD).view(np.float32)
+                return sums.view(WORD).tolist()  # type: ignore[no-any-return]
 
-            yield from part.forward(part.outer(), part.inner(), own.size, add_own)
+            yield from part.forward(role.outer, role.inner, own.size, add_own)
         else:
-            yield from part.send(part.inner(), send.tolist())
-        yield from part.end(part.inner())
+            yield from part.send(role.inner, send.tolist())
+        yield from part.end(role.inner)
     yield from part.rest()
 
 
 # The libraries `<collectives_2d/params>` and `<collectives_2d/pe>`.
 
 
-AXIS_DIRECTIONS = {"x": ("WEST", "EAST", False), "y": ("NORTH", "SOUTH", True)}
+AXIS_DIRECTIONS = {"x": ((WEST,), (EAST,), False), "y": ((NORTH,), (SOUTH,), True)}
 # The configuration of a library color between operations.
 RESTING_CONFIG = ColorConfig(("RAMP",), ("RAMP",), teardown=True)
 WORD_POINTER = t.CslPointer("", t.U32, many=True)
@@ -311,18 +355,29 @@ def make_collectives_pe(unit: Any, params: dict[str, ComptimeValue]) -> dict[str
     def init(pe: Any) -> None:
         get_memory(pe, number)[0] = line.place(pe)
 
+    roles: dict[tuple[int, int, int], CollectiveRole] = {}
+
+    def find_role(pe: Any, root: int, name: str) -> CollectiveRole:
+        fabric = pe.fabric.node.fabric
+        place, last = (pe.y, fabric.height - 1) if line.vertical else (pe.x, fabric.width - 1)
+        role = roles.get((place, last, root))
+        if role is None:
+            if root > last:
+                raise CslFault(f"{name}: root {root} is not on a line of {last + 1} PEs")
+            role = roles[place, last, root] = CollectiveRole(line, place, last, root)
+        return role
+
     def operation(
         name: str, thread: Callable[..., CollectiveThread], kinds: tuple[t.CslType, ...], sizes: Callable
     ) -> ComptimeValue:
         def run(pe: Any, root: int, *args: Any) -> None:
             *pointers, count, callback = args
-            part = CollectiveRole(line, pe, int(root))
-            if part.root > part.last:
-                raise CslFault(f"{name}: root {part.root} is not on a line of {part.last + 1} PEs")
-            buffers = [view_words(name, p, n) for p, n in zip(pointers, sizes(part, int(count)), strict=True)]
+            role = find_role(pe, int(root), name)
+            buffers = [view_words(name, p, n) for p, n in zip(pointers, sizes(role, int(count)), strict=True)]
             setup = COSTS.collective_setup
-            if thread is not broadcast and part.distance > 0 and part.beyond > 0:  # it forwards words
+            if role.forwards and thread is not broadcast:
                 setup += COSTS.collective_forwarding
+            part = CollectiveOperation(pe, role)
             spawn(pe, thread(part, *buffers), lambda: activate(pe, int(callback)), name, setup)
 
         return ComptimeValue(
@@ -334,16 +389,16 @@ def make_collectives_pe(unit: Any, params: dict[str, ComptimeValue]) -> dict[str
     return {
         "pe_id": number,
         "init": ComptimeValue(t.CslFunctionType("", (), t.VOID), NativeFunction("init", init, cycles=40, live=True)),
-        "broadcast": operation("broadcast", broadcast, (WORD_POINTER,), lambda part, n: (n,)),
-        "scatter": operation("scatter", scatter, pair, lambda part, n: (count_root_words(part, n), n)),
-        "gather": operation("gather", gather, pair, lambda part, n: (n, count_root_words(part, n))),
-        "reduce_fadds": operation("reduce_fadds", reduce_fadds, (FLOAT_POINTER, FLOAT_POINTER), lambda part, n: (n, n)),
+        "broadcast": operation("broadcast", broadcast, (WORD_POINTER,), lambda role, n: (n,)),
+        "scatter": operation("scatter", scatter, pair, lambda role, n: (count_root_words(role, n), n)),
+        "gather": operation("gather", gather, pair, lambda role, n: (n, count_root_words(role, n))),
+        "reduce_fadds": operation("reduce_fadds", reduce_fadds, (FLOAT_POINTER, FLOAT_POINTER), lambda role, n: (n, n)),
     }
 
 
-def count_root_words(part: CollectiveRole, count: int) -> int:
+def count_root_words(role: CollectiveRole, count: int) -> int:
     """The number of words of the buffer that only the root uses."""
-    return count * (part.last + 1) if part.distance == 0 else 0
+    return count * (role.last + 1) if role.distance == 0 else 0
 
 
 def view_words(name: str, pointer: Pointer, count: int) -> np.ndarray:
@@ -354,12 +409,11 @@ def view_words(name: str, pointer: Pointer, count: int) -> np.ndarray:
     """
     array, index = pointer
     flat = array if array.ndim == 1 else array.reshape(-1)
-    words: Any = flat[index : index + count] if array.itemsize == 4 else ()
-    if len(words) < count:
-        raise CslFault(
-            f"{name} of {count} words passes the end of its buffer", received=f"{array.size - index} elements"
-        )
-    return words.view(WORD)  # type: ignore[no-any-return]
+    if array.itemsize == 4:
+        words = flat[index : index + count]
+        if words.size == count:
+            return words.view(WORD)  # type: ignore[no-any-return]
+    raise CslFault(f"{name} of {count} words passes the end of its buffer", received=f"{array.size - index} elements")
 
 
 # The libraries `<kernels/tally/layout>` and `<kernels/tally/pe>`: termination detection.

@@ -318,12 +318,12 @@ def map_function(
     args = _resolve_operands(pe, args, options, loc)
     inputs, target = (args, None) if result is None else (args[:-1], args[-1])
     count = min(o.extent for o in args if hasattr(o, "extent"))
-    sources = [_make_element_reader(pe, o, k, count) for o, k in zip(inputs, kinds, strict=True)]
+    at_once = result is None and len(inputs) == 1 and map_products(pe, function, inputs[0], count)
+    sources = [] if at_once else [_make_element_reader(pe, o, k, count) for o, k in zip(inputs, kinds, strict=True)]
     keys = _claim_queues(pe, args, options, loc)
     sender = WaveletSender(pe, target, result.dtype, count) if type(target) is Fabout else None  # type: ignore[arg-type]
     pe.clock += COSTS.dsd_start[pe.wide]
     ready = _STREAMING_OPERANDS.isdisjoint(map(type, inputs))
-    at_once = result is None and len(inputs) == 1 and map_products(pe, function, inputs[0], count)
     for i in range(0 if at_once else count):
         values = [take(i) for take in sources] if ready else (yield from _await_elements(pe, sources, i))
         result_value = function(*values)

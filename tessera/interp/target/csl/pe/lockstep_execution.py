@@ -85,9 +85,14 @@ def _make_factory(value: Any, names: list[str]) -> ValueFactory:
         return lambda pe, values: find_memory(pe, value)
     if not contains_kind(value, (ScalarSymbol, SymbolicMemory)):
         return lambda pe, values: value
-    makers: dict[int, ValueFactory] = {}
-    map_items(value, lambda item: makers.setdefault(id(item), _make_factory(item, names)))
-    return lambda pe, values: map_items(value, lambda item: makers[id(item)](pe, values))
+    if isinstance(value, dict):
+        of_names = {name: _make_factory(item, names) for name, item in value.items()}
+        return lambda pe, values: {name: make(pe, values) for name, make in of_names.items()}
+    makers = [_make_factory(item, names) for item in value]
+    kind = type(value)
+    if kind is tuple:
+        return lambda pe, values: tuple([make(pe, values) for make in makers])
+    return lambda pe, values: tuple.__new__(kind, [make(pe, values) for make in makers])  # a descriptor or a pointer
 
 
 def compile_expression(text: str, names: list[str]) -> Callable[..., Any]:
@@ -217,11 +222,10 @@ class LockstepGroup:
         """The part of a value that must be equal in PEs that share a record: the type of a number, the whole of other
         values.
         """
-        return (
-            type(value)
-            if isinstance(value, (int, np.floating))
-            else map_items(value, lambda item: _comparison_key(pe, item))
-        )
+        kind = type(value)
+        if kind is int or kind is np.float32 or isinstance(value, (int, np.floating)):
+            return kind
+        return map_items(value, lambda item: _comparison_key(pe, item))
 
     def make_symbolic(self, pe: PeState, value: Any) -> Any:
         """The value with symbols in place of the PE's memory.

@@ -4,24 +4,23 @@ package act."""
 from __future__ import annotations
 
 import gc
-import heapq
 import math
 import random
 from collections import deque
-from collections.abc import Callable, Iterator, Sized
-from contextlib import contextmanager
+from collections.abc import Callable, Sized
+from heapq import heappop, heappush
 from itertools import islice
 from operator import length_hint
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from tessera.core.errors import Location
+from tessera.core.errors import Location, TesseraError
 from tessera.interp.target.csl.pe.dsd_operations import Microthread, forget_views
 from tessera.interp.target.csl.sema import types as t
 from tessera.interp.target.csl.sema.compilation_unit import BoundTask
 from tessera.interp.target.csl.sema.values import Dsr, DsrContents, Fifo
-from tessera.interp.target.csl.text.diagnostics import name_run_errors, report_no_progress
+from tessera.interp.target.csl.text.diagnostics import name_run_error, report_no_progress
 
 if TYPE_CHECKING:
     from tessera.interp.target.csl.pe.program import PeProgram
@@ -36,19 +35,21 @@ FOUND_FROZEN: list[bool] = []  # not empty once objects of this process were fou
 MAX_CALLS_PER_CYCLE = 1 << 21  # calls of one cycle: more are a loop that makes no progress
 
 
-@contextmanager
-def without_collection() -> Iterator[None]:
+class without_collection:
     """Run without Python's cyclic garbage collector: the words of a run are many and form no cycles.
 
     Afterwards all objects belong to the oldest generation: the collector would otherwise walk through those of the run
     at once.
     """
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
+
+    __slots__ = ("enabled",)
+
+    def __enter__(self) -> None:
+        self.enabled = gc.isenabled()
+        gc.disable()
+
+    def __exit__(self, *_: object) -> None:
+        if self.enabled:
             if gc.get_count()[0] > MANY_WORDS and not _holds_frozen_objects():
                 gc.freeze()
                 gc.unfreeze()
@@ -109,54 +110,60 @@ class EventQueue:
 
     def at(self, time: int, call: Call) -> None:
         """Schedule a call at a cycle, or at the present cycle if that one has passed."""
+        calls = self.slots.get(time)
+        if calls is not None:
+            calls.append(call)
+        elif time > self.now and self.random is None:
+            self._calls[time] = [call]
+            heappush(self._cycles, time)
+        else:
+            self._schedule(time if time > self.now else self.now, call)
+
+    def _schedule(self, time: int, call: Call) -> None:
+        """Schedule a call at the present cycle, or with a seed at any."""
         calls = self._calls.get(time)
         if calls is None:
-            if time <= self.now and self.now in self._calls:
-                calls = self._calls[self.now]
-            else:
-                calls = self._open(time if time > self.now else self.now)
+            calls = self._open(time)
         if self.random is None:
             calls.append(call)
         else:
-            self._shuffle(time if time > self.now else self.now, call, calls)
+            self._shuffle(time, call, calls)
 
     def _open(self, time: int) -> list[Call]:
         """The calls of a cycle that has none."""
         calls: list[Call] = []
         self._calls[time] = calls
-        heapq.heappush(self._cycles, time)
+        heappush(self._cycles, time)
         return calls
 
     def _shuffle(self, time: int, call: Call, calls: list[Call]) -> None:
         """Schedule a call at a random place among those of its cycle."""
         self._count += 1
         shuffled = self._shuffled.setdefault(time, [])
-        heapq.heappush(shuffled, (self.random.random() if self.random else 0.0, self._count, call))
-        calls.append(lambda: heapq.heappop(shuffled)[2]())
+        heappush(shuffled, (self.random.random() if self.random else 0.0, self._count, call))
+        calls.append(lambda: heappop(shuffled)[2]())
 
     def run(self, limit: int | None = None, awaited: Sized = FOREVER) -> None:
         """Run until the queue or `awaited` is empty, or the clock would pass `limit`."""
-        with (
-            np.errstate(all="ignore"),
-            without_collection(),
-            name_run_errors(lambda: self.now),
-        ):  # a PE computes with NaN
+        with np.errstate(all="ignore"), without_collection():  # a PE computes with NaN
             try:
                 self._run(math.inf if limit is None else limit, awaited)
-            except BaseException:
+            except BaseException as error:
                 self._forget_calls()
-                raise
+                if isinstance(error, TesseraError) or not isinstance(error, Exception):
+                    raise
+                raise name_run_error(error, self.now) from error
             finally:
                 forget_views()
 
     def _run(self, limit: float, awaited: Sized) -> None:
-        cycles, count, reports = self._cycles, 0, ProgressReports(self.progress)
+        cycles, by_cycle, count, reports = self._cycles, self._calls, 0, ProgressReports(self.progress)
         while cycles and awaited:
             now = cycles[0]
             if now > limit:
                 self.now, self._known = int(limit), -1
                 return
-            self._running = calls = self._calls[now]
+            self._running = calls = by_cycle[now]
             self._known = -1 if now == self.now else len(calls)
             self._left = left = iter(calls)
             self.now = now
@@ -172,8 +179,8 @@ class EventQueue:
                 if length_hint(left):
                     self._forget_calls()
                     continue
-            heapq.heappop(cycles)
-            del self._calls[now]
+            heappop(cycles)
+            del by_cycle[now]
             if self._shuffled:
                 self._shuffled.pop(now, None)
         if not cycles and self.now < self.end <= limit:
@@ -229,7 +236,7 @@ class PeState:
 
     # More attributes than Python keeps in a compact dictionary.
     __slots__ = (
-        "active", "arrays", "blocked", "busy", "calls", "clock", "control", "control_ended_colors", "data",
+        "active", "arrays", "beginning", "blocked", "busy", "calls", "clock", "control", "control_ended_colors", "data",
         "dispatch", "dsrs", "events", "fabric", "fifos", "flushed", "front", "high_priority", "in_colors", "limit",
         "local", "lockstep_group", "memory_used", "needs_queue_initialisation", "numbers", "operation_end",
         "out_colors", "output", "overtaken", "pending", "program", "queue_numbers", "ready_colors", "registers",
@@ -289,6 +296,7 @@ class PeState:
         self.calls: deque[TaskCall] = deque()  # calls of the host and of handlers
         self.front: PeThread | None = None  # the running task
         self.threads: dict[PeThread, None] = {}  # the running microthreads
+        self.beginning: list[tuple[int, Call]] = []  # setup and start of those that begin when the task ends
         self.waiters: dict[Any, list[PeThread]] = {}
         self.wake_time: int | None = None  # the cycle of the next scheduled task selection
 

@@ -19,6 +19,7 @@ from tessera.interp.target.csl.sema.values import DsrContents, Mem1d, increment_
 if TYPE_CHECKING:
     from tessera.interp.target.csl.pe.pe_state import PeState
 
+Indices = range | tuple[int, ...]
 Offsets = int | list[int]  # the bytes from one iteration to the next, or the offset of each iteration
 
 
@@ -47,7 +48,7 @@ class ProductLoop(NamedTuple):
 
     dest: VectorRows
     vector: VectorRows
-    indices: tuple[int, ...]
+    indices: Indices
     step: int
     cycles: int
 
@@ -71,7 +72,7 @@ class ProductLoop(NamedTuple):
 
 def accumulate_products(
     pe: PeState, op: DsdOp, dest: Any, dest_offsets: Offsets, vector: Any, vector_offsets: Offsets,
-    cells: Any, indices: list[int] | None, cycles: int,
+    cells: Any, indices: range | list[int] | None, cycles: int,
 ) -> bool:  # fmt: skip
     """Execute a loop: in each iteration an operation on the destination, a vector and an element of `cells`.
 
@@ -91,7 +92,7 @@ def accumulate_products(
 def map_products(pe: PeState, function: Any, numbers: Any, count: int) -> bool:
     """Execute `@map` of a function that only accumulates the product of registers and one of `count` numbers.
 
-    The numbers are in bounds. Returns False, and does nothing, where `accumulate_products` does not compute the loop.
+    Returns False, and does nothing, where `accumulate_products` does not compute the loop.
     """
     names = pe.program.register_products.get(getattr(function, "__name__", ""))
     if names is None or type(numbers) is not Mem1d or pe.threads or pe.front is None:
@@ -102,7 +103,7 @@ def map_products(pe: PeState, function: Any, numbers: Any, count: int) -> bool:
         return False
     array, byte, stride, _, _ = numbers
     first = byte // array.itemsize
-    indices = [first + i * stride for i in range(count)]
+    indices = range(first, first + count * stride, stride) if stride else [first] * count
     steps = [_find_step(one) for one in (dest, vector)]
     at_once = pe.space[accumulate_products.__name__]
     if not at_once(pe, op, dest.dsd, steps[0], vector.dsd, steps[1], array, indices, COSTS.map_call):
@@ -145,7 +146,7 @@ def _find_memory(array: np.ndarray[Any, Any]) -> Any:
 
 def plan_products(
     op: DsdOp, dest: Mem1d, dest_offsets: Offsets, vector: Mem1d, vector_offsets: Offsets, cells: Any,
-    indices: list[int], cycles: int, wide: int,
+    indices: range | list[int], cycles: int, wide: int,
 ) -> ProductLoop | None:  # fmt: skip
     """The loop on variables of their own, unless destinations overlap or elements are out of bounds."""
     dtype = op.dtype
@@ -153,7 +154,8 @@ def plan_products(
     if not op.accumulates or kinds[0] is not dtype or kinds[1] is not dtype or kinds[2] is not dtype:
         return None
     rows, factors = _describe_rows(dest, dest_offsets), _describe_rows(vector, vector_offsets)
-    return _plan_rows(op, rows, factors, len(cells), tuple(indices), cycles, wide)
+    given = indices if isinstance(indices, range) else tuple(indices)
+    return _plan_rows(op, rows, factors, len(cells), given, cycles, wide)
 
 
 # The byte, the stride and the extent of a vector, the cells of its variable, and its offsets.
@@ -167,7 +169,7 @@ def _describe_rows(d: Mem1d, offsets: Offsets) -> RowsKey:
 
 @lru_cache(maxsize=4096)
 def _plan_rows(
-    op: DsdOp, dest: RowsKey, vector: RowsKey, count: int, indices: tuple[int, ...], cycles: int, wide: int
+    op: DsdOp, dest: RowsKey, vector: RowsKey, count: int, indices: Indices, cycles: int, wide: int
 ) -> ProductLoop | None:
     """The loop, which all PEs of a program have in common; `count` is that of the cells with the numbers."""
     extent = dest[2]
@@ -185,8 +187,10 @@ def _plan_rows(
     return ProductLoop(once, factors, indices, _find_distance(indices), len(indices) * cycles + conflicts)
 
 
-def _find_distance(indices: tuple[int, ...]) -> int:
+def _find_distance(indices: Indices) -> int:
     """The distance of rising indices; 0 if it is not always the same."""
+    if isinstance(indices, range):
+        return max(indices.step, 0)
     distances = {later - index for index, later in zip(indices, indices[1:], strict=False)}
     return max(distances.pop(), 0) if len(distances) == 1 else 0
 
@@ -211,6 +215,7 @@ def _find_rows(
 def _count_conflicts(rows: VectorRows, factors: VectorRows) -> int:
     """The cycles of all iterations in which a bank has both elements; words of 4 bytes."""
     start, step, strides = rows.start - factors.start, rows.step - factors.step, rows.stride - factors.stride
-    return sum(
-        [count_conflicts((start + i * step) // 4 % 4, strides // 4 % 4, rows.extent) for i in range(rows.iterations)]
-    )
+    found, strides = 0, strides // 4 % 4
+    for i in range(4):  # the iterations i, i + 4, … have equal places
+        found += (rows.iterations - i + 3) // 4 * count_conflicts((start + i * step) // 4 % 4, strides, rows.extent)
+    return found

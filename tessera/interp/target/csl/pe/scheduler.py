@@ -48,6 +48,20 @@ def resume_waiting(pe: PeState, threads: list[PeThread] | None) -> None:
             events.at(events.now, thread.again)
 
 
+def resume_at_once(pe: PeState, threads: list[PeThread] | None) -> None:
+    """Resume threads from an event of the fabric, which nothing follows.
+
+    With a seed the number of events decides its choices. On WSE-2 a queue that sends words ahead of their time has to
+    know which events their own cycle added.
+    """
+    if threads:
+        if pe.wide and pe.events.random is None:
+            for thread in threads:
+                thread.again()
+        else:
+            resume_waiting(pe, threads)
+
+
 def spawn(
     pe: PeState, body: Microthread, on_done: Callable[[], None] | None = None, name: str = "thread", setup: int = 0
 ) -> None:
@@ -63,6 +77,9 @@ def begin(
     pe.threads[thread] = None
     thread.again = again = partial(resume, pe, thread)
     events = pe.events
+    if setup and pe.front is _RUNNING and events.random is None:
+        pe.beginning.append((setup, again))  # its first cycle is known when the task ends
+        return
     first = (lambda: events.at(pe.clock + setup, again)) if setup else again
     events.at(pe.clock if pe.clock > events.now else events.now, first)
 
@@ -124,7 +141,8 @@ def _find_local_task(pe: PeState, number: int) -> BoundTask:
 
 def activate(pe: PeState, number: int) -> None:
     """`@activate`."""
-    _find_local_task(pe, number)
+    if number not in pe.local:
+        _find_local_task(pe, number)
     pe.active[number] = None
     wake(pe)
 
@@ -172,8 +190,7 @@ def receive_wavelet(pe: PeState, color: int) -> None:
         pe.ready_colors[color] = None
     waiting = pe.waiters.pop(("in", color), None) if pe.waiters else None
     if waiting:
-        for thread in waiting:
-            events.at(events.now, thread.again)
+        resume_at_once(pe, waiting)
         if not starts:
             return  # words that an operation reads start no task
     wake(pe)
@@ -205,20 +222,25 @@ def dispatch(pe: PeState) -> None:
     pe.wake_time = None
     if pe.front is not None:
         return
-    if pe.events.now < pe.clock:
+    now, active = pe.events.now, pe.active
+    if now < pe.clock:
         wake(pe)
         return
-    call = _select_task(pe)
-    if call is not None:
-        _run_task(pe, *call)
+    if len(active) != 1 or pe.ready_colors or pe.calls:
+        call = _select_task(pe)
+        if call is not None:
+            _run_task(pe, *call)
+        return
+    (number,) = active  # the only ready task, as `_take_active_task`
+    if number not in pe.blocked:
+        active.clear()
+        task, pe.clock = pe.local[number], now + COSTS.activation
+        _run_task(pe, task.title, pe.space[task.name], ())
 
 
 def _select_task(pe: PeState) -> TaskCall | None:
     """Take the next ready task off its queue."""
     active, blocked = pe.active, pe.blocked
-    if not pe.ready_colors and not pe.calls and len(active) == 1:
-        number = next(iter(active))
-        return None if number in blocked else _take_active_task(pe, number)
     ready: list[ReadyTask] = []
     if pe.ready_colors:
         node = pe.fabric.node
@@ -373,7 +395,14 @@ def _end_task(pe: PeState, name: str, begin_cycle: int) -> None:
     pe.front = None
     if pe.trace is not None:
         pe.trace(name, begin_cycle, pe.clock)
-    wake(pe)
+    if pe.beginning:
+        for setup, again in pe.beginning:
+            pe.events.at(pe.clock + setup, again)
+        pe.beginning.clear()
+    if pe.active or pe.ready_colors or pe.calls:
+        wake(pe)
+    elif pe.clock > pe.events.end:
+        pe.events.end = pe.clock
 
 
 def _replay_record(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import NoReturn
 
@@ -85,20 +85,10 @@ def _find_analysed_syntax(error: BaseException) -> Location | None:
     return found
 
 
-@contextmanager
-def name_run_errors(now: Callable[[], int]) -> Iterator[None]:
-    """Raise an error that is not a fault of the program as a fault that names the cycle.
-
-    Raises:
-        CslFault: an internal error.
-    """
-    try:
-        yield
-    except TesseraError:
-        raise
-    except Exception as error:
-        what = f"internal error of the simulator in cycle {now()}: {type(error).__name__}: {error}"
-        raise CslFault(what, suggestion="report it with the program") from error
+def name_run_error(error: Exception, cycle: int) -> CslFault:
+    """An error that is not a fault of the program, as a fault that names the cycle."""
+    what = f"internal error of the simulator in cycle {cycle}: {type(error).__name__}: {error}"
+    return CslFault(what, suggestion="report it with the program")
 
 
 def report_no_progress(cycle: int) -> NoReturn:
