@@ -283,7 +283,7 @@ LEAST_SIZE = 64  # rows, columns and depth
 F32_RATE, BF16_RATE = 30e12, 600e12  # operations a second of products
 F32_ROWS, LEAST_F32_ROWS = 64, 8  # of a block of a product in f32
 F32_DEPTH, F32_UNIT = 64, 4  # elements of its rounds, and of rows in memory that are loaded four at a time
-UNALIGNED_GAIN = 1.4  # of its time with such rows
+UNALIGNED_COST = 1.4  # of its time with other rows
 FEW_ROWS_RATE, F32_MEMORY_RATE = 0.75, 2e12  # the rate of products of fewer rows; bytes a second that they read
 MEMORY_RATE = 3.6e12  # bytes a second
 LAUNCH_SECONDS = 4e-6
@@ -297,7 +297,7 @@ def estimate_f32_seconds(sizes: tuple[int, int, int, int], sides: tuple[ProductO
     padded = max(LEAST_F32_ROWS, 1 << (few - 1).bit_length()) if few < F32_ROWS else round_up(few, F32_ROWS)
     read = 4 * batch * k * (m + n)
     rate = F32_RATE if few >= F32_ROWS else FEW_ROWS_RATE * F32_RATE
-    rate /= UNALIGNED_GAIN if any(side.folded[-1] % F32_UNIT for side in sides) else 1
+    rate /= UNALIGNED_COST if any(side.folded[-1] % F32_UNIT for side in sides) else 1
     return max(2 * batch * k * max(m, n) * padded / rate, read / F32_MEMORY_RATE) + LAUNCH_SECONDS
 
 

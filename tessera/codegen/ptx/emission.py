@@ -301,9 +301,8 @@ def choose_team_size(function: Function) -> int:
         return min(max(most // few, TEAM_THREADS[0]), SPREAD_TEAM)
     few = most // ELEMENTS_PER_THREAD
     wanted = few if few <= PREFERRED_THREADS else max(PREFERRED_THREADS, most // WIDE_ELEMENTS_PER_THREAD)
-    if (
-        most <= (warps := find_warp_rows(function)) * WARP_THREADS * WIDE_ELEMENTS_PER_THREAD
-    ):  # each has rows of its own
+    warps = find_warp_rows(function)  # each has rows of its own
+    if most <= warps * WARP_THREADS * WIDE_ELEMENTS_PER_THREAD:
         wanted = min(wanted, max(warps, LEAST_WARPS) * WARP_THREADS)
     carried = [sum(map(_element_count, n.results)) for n in function.body.walk() if n.op is control_flow_ops.for_]
     wanted = max(wanted, min(max(carried, default=0) // CARRIED_ELEMENTS_PER_THREAD, PREFERRED_THREADS))

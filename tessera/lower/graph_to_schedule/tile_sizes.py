@@ -46,10 +46,8 @@ EVEN_PADDING, LEAST_EVEN_COLUMNS, LEAST_EVEN_ROWS, EVEN_GAIN, UNEVEN_GAIN = 1.25
 # Rows of an array, of so many elements at least, which a tile that more reductions than that share does not join.
 LEAST_ROW, LEAST_SHARED = 32, 3
 WHOLE_TILES = 64  # of a dim, of which one may be partial
-RUN_BYTES, RUN_PADDING = (
-    4,
-    1.1,
-)  # of an element whose runs are `lanes` long; narrower ones are longer where they pad less
+# Bytes of an element whose runs are `lanes` long; those of narrower ones are longer, where they pad no more than this.
+RUN_BYTES, RUN_PADDING = 4, 1.1
 CROSSED_GAIN = 2  # of the elements of a transposed tile with one short dim, where blocks are padded
 # That remain where programs of pointwise kernels hold more elements: two for each multiprocessor, or more where each
 # element is made of more than so many loads; what larger tiles may pad more.
