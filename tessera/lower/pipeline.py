@@ -210,7 +210,7 @@ def rewrite_window_sums(module: Module, plan: LoweringPlan) -> Module:
 
 
 def merge_row_moments(module: Module, plan: LoweringPlan) -> Module:
-    """Variances of long rows from the moments of their parts."""
+    """Variances and sums of exponentials of long rows from those of their parts."""
     return module.replace(merge_moments(module.main, plan), *module.functions[1:])
 
 
@@ -238,7 +238,7 @@ PIPELINE: tuple[tuple[str, LoweringPass], ...] = (
     ("window views", with_ops(rewrite_windows, shape.concatenate, shape.gather, contractions.dot)),
     ("wide concatenations", with_ops(rewrite_main(split_concatenations), shape.concatenate)),
     ("vector products", with_ops(rewrite_vector_products, contractions.dot)),
-    ("moment merging", with_ops(merge_row_moments, elementwise.mul)),
+    ("moment merging", with_ops(merge_row_moments, elementwise.mul, elementwise.exp)),
     ("reduction splitting", split_long_reductions),
     ("launch fusion", with_ops(rewrite_main(fuse_launches), control_flow.launch)),
     ("schedule", to_schedule),

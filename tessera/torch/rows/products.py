@@ -10,6 +10,7 @@ from tessera.ir.tensor import Tensor
 from tessera.ops.tensor import elementwise as e
 from tessera.ops.tensor import reduce as r
 from tessera.ops.tensor.attention import scaled_dot_product_attention
+from tessera.ops.tensor.attention_gradients import attention_gradients, attention_with_sums
 from tessera.ops.tensor.contractions import matmul
 from tessera.ops.tensor.matrices import matrix_transpose
 from tessera.ops.tensor.rearrange import pad
@@ -68,8 +69,18 @@ def _attend(
     q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, causal: bool, scale: float | None
 ) -> tuple[Tensor, Tensor]:
     """The result, and the logarithm of each query's sum of weights, in f32."""
+    if bias is None and k.shape[-2] != 0:
+        out, sums = attention_with_sums(q, k, v, **_name_constants(q, causal, scale))
+        return out, sums * math.log(2)
     out = scaled_dot_product_attention(q, k, v, bias, causal=causal, scale=scale)
     return out, r.logsumexp(_scores(q, k, bias, causal, scale), axis=-1)
+
+
+def _name_constants(q: Tensor, causal: bool, scale: float | None) -> dict[str, Any]:
+    """The attributes of attention that is recorded for its gradients."""
+    factor = 1.0 / math.sqrt(q.shape[-1]) if scale is None else scale
+    weights = q.dtype if q.dtype.bits == 16 else q.type.compute
+    return {"causal": causal, "scale": factor, "weights": weights, "window": 0}
 
 
 def _scores(q: Tensor, k: Tensor, bias: Tensor | None, causal: bool, scale: float | None) -> Tensor:
@@ -144,8 +155,11 @@ def _(q, k, v, attn_mask=None, dropout_p=0.0, is_causal=False, dropout_mask=None
 def _attention_gradients(
     g: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, log_sum: Tensor, bias: Tensor | None, causal: bool,
     scale: float | None,
-) -> tuple[Tensor, ...]:  # fmt: skip
-    """The derivatives by q, k, v and the scores (Dao et al. 2022, algorithm 4)."""
+) -> tuple[Any, ...]:  # fmt: skip
+    """The derivatives by q, k, v and, with a bias, the scores (Dao et al. 2022, algorithm 4)."""
+    if bias is None and k.shape[-2] != 0:
+        sums = log_sum * math.log2(math.e)
+        return (*attention_gradients(q, k, v, out, sums, g, **_name_constants(q, causal, scale)), None)
     factor = 1.0 / math.sqrt(q.shape[-1]) if scale is None else scale
     gw, ow, vw = wide(g), wide(out), wide(_repeat_heads(v, q))
     rest = expand_dims(log_sum, -1)
