@@ -109,7 +109,8 @@ def expand_for_target(module: Module, plan: LoweringPlan) -> Module:
         kept = _has_library_launch(main, op, plan) or _runs_on_host(main, op, plan)
         return kept or (op is scatter.update_slice and _updates_arguments(main, plan))
 
-    main = turn_products(module.main) if plan.tensor_cores and _has_products(module.main) else module.main
+    main = eliminate_dead_code(module.main)  # library lowerings ask for uses
+    main = turn_products(main) if plan.tensor_cores and _has_products(main) else main
     main = expand_composites(main, lambda op: keep(op) or op in library_lowerings)
     while (made := use_library_lowerings(main, plan)) is not main:  # they may use ops that have one
         main = made
