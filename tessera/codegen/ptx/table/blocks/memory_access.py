@@ -149,9 +149,10 @@ def _split_displacements(ctx: EmissionContext, m: PtxMemRef, indices: Sequence[V
     for v, stride in zip(indices, m.strides, strict=True):
         rest, constant = _split_constant(ctx, v)
         step = ctx.sizes.find(stride)
-        fits = isinstance(step, int) and total + constant * step < MOST_STRIDE
+        more = constant * step if isinstance(step, int) else MOST_STRIDE
+        fits = total + more < MOST_STRIDE
         found.append(rest if fits else v)
-        total += constant * step if fits else 0
+        total += more if fits else 0
     return found, total
 
 
