@@ -172,6 +172,7 @@ def _has_lane_bits(uses: UseDef, v: Value) -> bool:
 
 
 PICKED = range(4, 65)  # elements of a row: up to two for each lane
+PICKED_TYPES = ((f32, f32), (f64, f64), (int32, int32), (int32, int64), (int64, int64))  # of elements, and of their sum
 
 
 def select_row_elements(function: Function) -> Function:
@@ -186,9 +187,9 @@ def select_row_elements(function: Function) -> Function:
 
 
 def _select_row_element(rewriter: Rewriter, node: Node, ranges: IntervalAnalysis) -> Value | None:
-    uses, type = rewriter.uses, node.args[0].type
-    assert isinstance(type, TensorType)
-    plain = type.dtype in (f32, f64, int32, int64) and type.policy is None and node.out.type.dtype == type.dtype  # type: ignore[union-attr]
+    uses, type, out = rewriter.uses, node.args[0].type, node.out.type
+    assert isinstance(type, TensorType) and isinstance(out, TensorType)
+    plain = (type.dtype, out.dtype) in PICKED_TYPES and type.policy is None
     chosen = uses.find(node.args[0], elementwise.where)
     if not plain or chosen is None or tuple(node.attrs["axis"]) != (-1,) or type.shape[-1] not in PICKED:
         return None
@@ -203,6 +204,7 @@ def _select_row_element(rewriter: Rewriter, node: Node, ranges: IntervalAnalysis
         one = rewriter.add(basic.full, shape=(*lead, 1), value=number, dtype=place.type.dtype)  # type: ignore[union-attr]
     inside = low >= 0 and high < type.shape[-1]
     found = rewriter.add(element_of_row, rewriter.new(chosen.args[1]), one, inside=inside)
+    found = rewriter.add(basic.cast, found, dtype=out.dtype) if out.dtype != type.dtype else found
     return found if node.attrs["keepdims"] else rewriter.add(shape.reshape, found, shape=lead)
 
 
