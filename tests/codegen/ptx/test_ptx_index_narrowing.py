@@ -119,7 +119,7 @@ def test_a_constant_of_an_index_is_the_displacement_of_its_access():
 
 
 def test_indices_that_are_in_bounds_in_a_partial_tile_have_no_mask():
-    """5000 indices are no whole tiles: those past the end are 0, which is in bounds. In a flip they would be negative."""
+    """5000 indices are no whole tiles: past the end they are 0, in bounds; in a flip they would be negative."""
     index = np.arange(5000) % 97
     text, out = gather(lambda i: ts.minimum(ts.maximum(i, 0), 96), index)
     np.testing.assert_array_equal(out, X[index])
