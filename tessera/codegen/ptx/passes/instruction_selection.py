@@ -6,6 +6,7 @@ products, and f32 products on tensor cores by splitting into three bf16 (Henry, 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -171,7 +172,7 @@ def _has_lane_bits(uses: UseDef, v: Value) -> bool:
 # Row element selection: a sum of what is 0 but at one place of a row, which its lanes hold, is one shuffle.
 
 
-PICKED = range(4, 65)  # elements of a row: up to two for each lane
+PICKED, MOST_HELD = range(4, 65), 128  # elements of a row, and of a block: larger ones are laid out for their sums
 PICKED_TYPES = ((f32, f32), (f64, f64), (int32, int32), (int32, int64), (int64, int64))  # of elements, and of their sum
 
 
@@ -191,7 +192,8 @@ def _select_row_element(rewriter: Rewriter, node: Node, ranges: IntervalAnalysis
     assert isinstance(type, TensorType) and isinstance(out, TensorType)
     plain = (type.dtype, out.dtype) in PICKED_TYPES and type.policy is None
     chosen = uses.find(node.args[0], elementwise.where)
-    if not plain or chosen is None or tuple(node.attrs["axis"]) != (-1,) or type.shape[-1] not in PICKED:
+    few = type.shape[-1] in PICKED and math.prod(map(int, type.shape)) <= MOST_HELD
+    if not plain or chosen is None or tuple(node.attrs["axis"]) != (-1,) or not few:
         return None
     place = _find_place_in_row(uses, chosen.args[0]) if _splat_value(uses, chosen.args[2]) == 0 else None
     if place is None:

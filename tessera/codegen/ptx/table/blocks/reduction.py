@@ -204,15 +204,14 @@ def _shuffle_rows(
     ctx: EmissionContext, layout: DistributedLayout, bits: Sequence[tuple[int, int]], combiner: Combiner,
     values: Sequence[str], places: Sequence[str],
 ) -> list[str]:  # fmt: skip
-    """The element of each row from its lane, and of its registers the one whose offset has the bits of the place."""
+    """The element of each row from its lane, of whose registers the one whose offset has the bits of the place."""
     (dtype,), rows = combiner.dtypes, dict[tuple[int, ...], list[tuple[int, str]]]()
     for value, offset in zip(values, layout.offsets, strict=True):
         rows.setdefault(offset[:-1], []).append((offset[-1], value))
     found = []
     for place, row in zip(places, rows.values(), strict=True):
-        lane = _find_lane(ctx, bits, place) if bits else ""
-        parts = [(n, shuffle_register(ctx.text, dtype, v, "idx", lane) if bits else v) for n, v in row]
-        found.append(_choose_register(ctx.text, dtype, parts, place))
+        held = _choose_register(ctx.text, dtype, row, place)  # all lanes of a row have the same place
+        found.append(shuffle_register(ctx.text, dtype, held, "idx", _find_lane(ctx, bits, place)) if bits else held)
     return found
 
 
