@@ -23,6 +23,7 @@ from tessera.ops.tensor import basic, shape
 
 LEAST_GATHERS = 4  # of a tile from one vector: fewer are as fast from a cache
 LEAST_REUSE = 8  # elements that are gathered for each that is copied
+LEAST_BYTES = 2048  # of a table: a smaller one lies in few lines of a cache
 MOST_RESIDENT = 8  # programs of a processor
 ALIGNMENT = 16  # bytes
 PLAIN_OPS = (
@@ -71,8 +72,8 @@ def _count_programs(function: Function, table: Value, grid: Any, plan: LoweringP
     programs = resident * (plan.processors or 1)
     times = sum(n.op is tile.gather and n.args[0] is table for n in function.body.nodes)
     gathered = times * _count_elements(function) * grid if isinstance(grid, int) else 0
-    pays = resident > 1 and gathered >= LEAST_REUSE * size * programs and grid >= 2 * programs
-    return programs if pays else 0
+    often = gathered >= LEAST_REUSE * size * programs and grid >= 2 * programs
+    return programs if often and resident > 1 and size * bits >= LEAST_BYTES * 8 else 0
 
 
 def _count_elements(function: Function) -> int:

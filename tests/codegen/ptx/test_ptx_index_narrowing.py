@@ -137,3 +137,19 @@ def test_elements_past_the_end_are_in_no_sum():
     traced = ts.jit(lambda x, i: ts.sum(x[ts.minimum(ts.maximum(i, 0), 96)])).trace(X + 1, index).function
     _, (out,) = build(driver.lower(traced, "ptx")["tile"], [X + 1, index])
     np.testing.assert_allclose(out, (X[index] + 1).sum(), rtol=1e-6)
+
+
+@pytest.mark.parametrize("twice", [False, True])
+def test_indices_of_hundreds_of_steps(twice):
+    """Their intervals are found without as many calls in one another, and each once."""
+
+    def compute(i):
+        for n in range(200):
+            i = ts.minimum(i + 1, ts.maximum(i - 1, 90 + n % 5)) if twice else ts.minimum(i + 1, 90 + n % 5)
+        return ts.maximum(i, 0)
+
+    index, want = np.arange(5000) % 97, np.arange(5000) % 97
+    for n in range(200):
+        want = np.minimum(want + 1, np.maximum(want - 1, 90 + n % 5) if twice else 90 + n % 5)
+    text, out = gather(compute, index)
+    np.testing.assert_array_equal(out, X[np.clip(want, 0, 96)])

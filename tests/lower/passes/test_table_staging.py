@@ -15,7 +15,7 @@ from tessera.ir.core import Module
 from tessera.lower.pipeline import lower
 from tessera.runtime import driver
 
-FEW = replace(PLAN, pointwise=64, pointwise_bytes=0, processors=2, table_bytes=4096)
+FEW = replace(PLAN, pointwise=64, pointwise_bytes=0, processors=2, table_bytes=16384)
 
 
 def lower_search(function, *inputs, plan=FEW):
@@ -41,7 +41,7 @@ def draw(size, count, dtype="f4"):
 
 
 @pytest.mark.parametrize("dtype", ["f4", "f8", "i4"])
-@pytest.mark.parametrize(("size", "count"), [(17, 5000), (100, 8191), (64, 64 * 100), (200, 20011)])
+@pytest.mark.parametrize(("size", "count"), [(600, 8191), (512, 64 * 200), (1000, 20011)])
 def test_searches_of_many_values(size, count, dtype):
     """More tiles than programs, not the same number in each, and the last one partial."""
     row, values = draw(size, count, dtype)
@@ -53,7 +53,7 @@ def test_searches_of_many_values(size, count, dtype):
 
 
 def test_pointwise_neighbours_of_a_search_are_in_its_kernel():
-    row, values = draw(100, 9000)
+    row, values = draw(600, 9000)
     module, staged = lower_search(lambda r, v: ts.searchsorted(r, ts.abs(v) - 1.0) * 2, row, values)
     assert staged
     for found in run(module, row, values):
@@ -63,12 +63,13 @@ def test_pointwise_neighbours_of_a_search_are_in_its_kernel():
 @pytest.mark.parametrize(
     ("function", "inputs", "plan"),
     [
-        (ts.searchsorted, draw(100, 200), FEW),  # few values: a copy would be most of the work
+        (ts.searchsorted, draw(600, 200), FEW),  # few values: a copy would be most of the work
         (ts.searchsorted, draw(3000, 60000), FEW),  # a row that two programs have no memory for
-        (ts.searchsorted, draw(100, 9000), replace(FEW, table_bytes=0)),  # a processor without such memory
-        (lambda x, i: x[i] + x[i // 2] * x[i // 3], (draw(100, 9)[0], np.arange(9000) % 100), FEW),  # few gathers
+        (ts.searchsorted, draw(100, 60000), FEW),  # a row that lies in few lines of a cache
+        (ts.searchsorted, draw(600, 9000), replace(FEW, table_bytes=0)),  # a processor without such memory
+        (lambda x, i: x[i] + x[i // 2] * x[i // 3], (draw(600, 9)[0], np.arange(9000) % 600), FEW),  # few gathers
     ],
-    ids=["few", "long", "no memory", "few gathers"],
+    ids=["few", "long", "short", "no memory", "few gathers"],
 )
 def test_what_stays_as_it_is(function, inputs, plan):
     module, staged = lower_search(function, *inputs, plan=plan)
