@@ -11,6 +11,7 @@ from typing import Any
 
 from tessera.core.symbolic_dim import Dim, Size, order_of_size
 from tessera.core.types import DType, TensorType, int64
+from tessera.ir.analysis import IntervalAnalysis
 from tessera.ir.builder import Builder
 from tessera.ir.core import Node, Value
 from tessera.ir.rewrite import UseDef
@@ -135,6 +136,7 @@ class TileEmitter:
         self.forms = forms
         self.tile = tuple(tile)
         self.builder = Builder()
+        self.intervals = IntervalAnalysis(self.builder.producers, None)
         self.starts: dict[int, Value] = {}
         self.env: dict[Value, BlockValue] = {}
         self.refs = refs
@@ -325,8 +327,10 @@ def _reorder_to_dims(emit: TileEmitter, data: Value, found: BlockLayout) -> Bloc
 def _emit_gather(emit: TileEmitter, node: Node, mask: BlockValue | None) -> BlockValue:
     indices = [emit.env[v] for v in node.args[1 : node.args[0].type.rank + 1]]
     axes = tuple(sorted({d for t in indices for d in t.axes}))
-    # Elements past the end of a dim have no valid index.
-    inside = emit.make_range_mask(axes)
+    # Elements past the end of a dim may have no valid index.
+    sizes = node.args[0].type.shape
+    unproven = emit.intervals.find_unproven_axes([t.value for t in indices], (1,) * len(sizes), sizes)
+    inside = emit.make_range_mask(axes) if unproven else None
     if inside is not None:
         mask = inside if mask is None else emit.add_pointwise(e.bitwise_and, [mask, inside])
     axes = tuple(sorted({*axes, *(mask.axes if mask else ())}))
