@@ -41,6 +41,7 @@ from tessera.lower.passes.canonicalisation import (
 from tessera.lower.passes.collective_scheduling import schedule_collectives
 from tessera.lower.passes.fusion_groups import fuse_horizontally, separate_groups
 from tessera.lower.passes.gather_sinking import sink_gathers
+from tessera.lower.passes.generated_values import hold_generated_values
 from tessera.lower.passes.launch_fusion import fuse_launches
 from tessera.lower.passes.memory_planning import plan_memory
 from tessera.lower.passes.moment_merging import merge_moments
@@ -222,6 +223,11 @@ def _gathers_often(module: Module, plan: LoweringPlan) -> bool:
     return any(sum(n.op is tile.gather for n in f.body.nodes) > 1 for f in kernels)
 
 
+def hold_generated(module: Module, plan: LoweringPlan) -> Module:
+    """Random numbers that reductions read in memory."""
+    return module.replace(hold_generated_values(module.main, plan), *module.functions[1:])
+
+
 def split_long_reductions(module: Module, plan: LoweringPlan) -> Module:
     """Long reductions in parts, where the plan says so."""
     return module.replace(split_reductions(module.main, plan), *module.functions[1:])
@@ -246,6 +252,7 @@ PIPELINE: tuple[tuple[str, LoweringPass], ...] = (
     ("window views", with_ops(rewrite_windows, shape.concatenate, shape.gather, contractions.dot)),
     ("wide concatenations", with_ops(rewrite_main(split_concatenations), shape.concatenate)),
     ("vector products", with_ops(rewrite_vector_products, contractions.dot)),
+    ("generated values", with_ops(hold_generated, elementwise.floor_divide)),
     ("moment merging", with_ops(merge_row_moments, elementwise.mul, elementwise.exp)),
     ("reduction splitting", split_long_reductions),
     ("launch fusion", with_ops(rewrite_main(fuse_launches), control_flow.launch)),

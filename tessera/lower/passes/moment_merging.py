@@ -25,29 +25,45 @@ from tessera.lower.lowering_plan import LoweringPlan
 from tessera.lower.passes.reduction_splitting import SplitOperand, find_flat_chain
 from tessera.ops.tensor import basic, elementwise, reduce, shape
 from tessera.ops.tensor.reduce import reciprocal_count
-from tessera.ops.tensor.shape import permute, reshape
+from tessera.ops.tensor.shape import iota, pad, permute, reshape
 
 LEAST_PART, MOST_PART = 1024, 8192  # elements of a part of a row
+FILLED_PART = 2048  # elements of a part of a row that no length of parts divides
 LEAST_ROW = 32  # elements of a row that is a part of its own
 VECTOR = 4  # elements of f32 that a thread loads at once
 
 
 @dataclass(frozen=True)
 class RowParts:
-    """Rows along the last axes of an array, in `count` parts of `length` elements; `lead` are the axes before them."""
+    """Rows along the last axes of an array, in `count` parts of `length` elements; `lead` are the axes before them.
+
+    The last part of a row lacks `missing` elements.
+    """
 
     lead: tuple[int, ...]
     count: int
     length: int
+    missing: int = 0
 
     def fold(self, x: Tensor) -> Tensor:
         """The parts of all rows, [R, length]."""
-        return reshape(x, shape=(math.prod(self.lead) * self.count, self.length))
+        rows = math.prod(self.lead)
+        if self.missing:
+            x = reshape(x, shape=(rows, self.count * self.length - self.missing))
+            x = pad(x, low=(0, 0), high=(0, self.missing), value=0)
+        return reshape(x, shape=(rows * self.count, self.length))
 
     def read(self, rewriter: Rewriter, x: Value) -> Tensor:
-        """The parts of the rows of x; what computes it element by element computes those of what it reads."""
+        """The parts of the rows of x, minus infinity for what they lack; what computes it element by element computes
+        those of what it reads."""
         chain = find_flat_chain(rewriter.uses, x)
-        return SplitOperand(rewriter, x, rewriter.new(x), get_shape(x), chain).view(self.fold)
+        rows = SplitOperand(rewriter, x, rewriter.new(x), get_shape(x), chain).view(self.fold)
+        if not self.missing:
+            return rows
+        part, place = (iota(shape=rows.shape, axis=a) for a in (0, 1))
+        end = self.count * self.length - self.missing
+        held = elementwise.less(elementwise.remainder(part, self.count) * self.length + place, end)
+        return elementwise.where(held, rows, -math.inf)
 
     def unfold(self, numbers: Tensor) -> Tensor:
         """Numbers of all parts, [R, 1], by the axes before the rows and the parts of a row."""
@@ -168,7 +184,7 @@ def _match_centred(
         return None
     if find_flat_chain(uses, x) is None:  # rows of parts would be copied
         return None
-    parts, centre = divide_rows(sizes, axes), _find_narrow(uses, spread, sizes, axes)
+    parts, centre = divide_rows(sizes, axes, kind is ShiftedExponentials), _find_narrow(uses, spread, sizes, axes)
     first = None if centre is None else next(_find_firsts(uses, centre, x, axes, kind), None)
     if parts is None or centre is None or first is None or uses.block_of(first) is not uses.block_of(node):
         return None
@@ -195,8 +211,11 @@ def list_reduced(uses: UseDef, node: Node, op: Op) -> Iterator[tuple[Value, tupl
         yield held, tuple(sorted(order[rank - 1 :]))
 
 
-def divide_rows(sizes: tuple[int, ...], axes: tuple[int, ...]) -> RowParts | None:
-    """The parts of rows along the reduced axes that are last; None where no divisor fits, or these axes are short."""
+def divide_rows(sizes: tuple[int, ...], axes: tuple[int, ...], fills: bool = False) -> RowParts | None:
+    """The parts of rows along the reduced axes that are last; None where no divisor fits, or these axes are short.
+
+    `fills`: where no divisor fits the last part lacks elements.
+    """
     first = next((a + 1 for a in range(len(sizes) - 1, -1, -1) if a not in axes), 0)
     length = math.prod(sizes[first:])
     if first == len(sizes) or length < LEAST_ROW:
@@ -206,6 +225,9 @@ def divide_rows(sizes: tuple[int, ...], axes: tuple[int, ...]) -> RowParts | Non
     divisors = [n for n in range(LEAST_PART, MOST_PART + 1) if length % n == 0]
     # Threads are a power of two: they should have the same number of elements.
     best = max(divisors, key=lambda n: (n % VECTOR == 0, n / (1 << (n - 1).bit_length()), n), default=None)
+    if best is None and fills:
+        count = -(-length // FILLED_PART)
+        return RowParts(sizes[:first], count, FILLED_PART, count * FILLED_PART - length)
     return None if best is None else RowParts(sizes[:first], length // best, best)
 
 

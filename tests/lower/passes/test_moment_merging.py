@@ -26,6 +26,7 @@ def short(monkeypatch):
     monkeypatch.setattr(moment_merging, "LEAST_PART", 8)
     monkeypatch.setattr(moment_merging, "MOST_PART", 32)
     monkeypatch.setattr(moment_merging, "LEAST_ROW", 4)
+    monkeypatch.setattr(moment_merging, "FILLED_PART", 16)
 
 
 def trace(function, *args):
@@ -62,6 +63,8 @@ CASES = (
     (lambda x: ts.softmax(x, axis=-1), (3, 80)),
     (lambda x: ts.log_softmax(x * 30, axis=-1), (2, 3, 96)),
     (lambda x: ts.logsumexp(x, axis=(1, 2)), (3, 4, 40)),
+    (lambda x: ts.softmax(x * -2 + 1, axis=-1), (3, 97)),  # a prime: the last part lacks elements
+    (lambda x: ts.logsumexp(x, axis=(1, 2)), (3, 7, 23)),
 )
 
 
@@ -89,14 +92,16 @@ def test_any_rows(data):
 def test_sums_of_exponentials_of_any_numbers(data):
     """Infinities, NaN, parts of minus infinity alone, and numbers whose exponentials no float holds."""
     number = st.sampled_from((0.0, 1.0, -2.5, 900.0, -900.0, math.inf, -math.inf, -math.inf, math.nan))
-    x = np.array(data.draw(st.lists(number, min_size=64, max_size=64))).reshape(2, 32)
-    part = data.draw(st.integers(0, 3))
+    size = data.draw(st.sampled_from((32, 37)))  # the last part of a prime lacks elements
+    x = np.array(data.draw(st.lists(number, min_size=2 * size, max_size=2 * size))).reshape(2, size)
+    part = data.draw(st.integers(0, 4))
     x[0, 8 * part : 8 * part + 8] = data.draw(number)
     x[1] = np.where(np.isnan(x[1]), -math.inf, x[1])
     function = data.draw(st.sampled_from((ts.softmax, ts.log_softmax, ts.logsumexp)))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(moment_merging, "LEAST_PART", 8)
         patch.setattr(moment_merging, "MOST_PART", 8)
+        patch.setattr(moment_merging, "FILLED_PART", 8)
         before = find_before(lambda x: function(x, axis=-1), x)
         merged = merge_moments(before, replace(PLAN, row_limit=16))
     assert merged is not before
@@ -133,6 +138,7 @@ def test_parts_fill_threads():
     assert divide_rows((7, 512, 512), (1, 2)) == moment_merging.RowParts((7,), 32, 8192)
     assert divide_rows((7, 100000), (1,)).length == 4000  # nearer to a power of two than 6250, and whole vectors
     assert divide_rows((2, 3, 49), (0, 2)) == moment_merging.RowParts((2, 3), 1, 49)
+    assert divide_rows((2, 8209), (1,), fills=True) == moment_merging.RowParts((2,), 5, 2048, 5 * 2048 - 8209)
     assert divide_rows((2, 8209), (1,)) is None and divide_rows((2, 16), (1,)) is None
 
 
@@ -145,9 +151,10 @@ def test_a_gpu_reads_the_rows_twice():
     assert long == [1, 0, 2]  # the moments; their combination; the rows and the result
 
 
+@pytest.mark.parametrize("size", [40000, 40009])
 @pytest.mark.parametrize(("function", "read"), [(ts.softmax, [1, 0, 2]), (ts.logsumexp, [1, 0])])
-def test_a_gpu_reads_the_rows_of_a_softmax_twice(function, read):
-    x = np.ones((3, 40000), "f4")
+def test_a_gpu_reads_the_rows_of_a_softmax_twice(function, read, size):
+    x = np.ones((3, size), "f4")
     module = find_steps(lambda x: function(x, axis=-1), x, plan=PLAN)["tile"]
     launches = [n for n in module.main.body.nodes if n.op.name == "host.launch"]
     assert [sum(math.prod(v.type.shape) == x.size for v in n.args) for n in launches] == read
