@@ -217,15 +217,15 @@ def merge_row_moments(module: Module, plan: LoweringPlan) -> Module:
     return module.replace(merge_moments(module.main, plan), *module.functions[1:])
 
 
-def hold_generated(module: Module, plan: LoweringPlan) -> Module:
-    """Random numbers that reductions read in memory."""
-    return module.replace(hold_generated_values(module.main, plan), *module.functions[1:])
-
-
 def _gathers_often(module: Module, plan: LoweringPlan) -> bool:
     """Whether a tile function gathers more than once, where the target has memory for what it gathers from."""
     kernels = module.functions[1:] if plan.table_bytes else ()
     return any(sum(n.op is tile.gather for n in f.body.nodes) > 1 for f in kernels)
+
+
+def hold_generated(module: Module, plan: LoweringPlan) -> Module:
+    """Random numbers that reductions read in memory."""
+    return module.replace(hold_generated_values(module.main, plan), *module.functions[1:])
 
 
 def split_long_reductions(module: Module, plan: LoweringPlan) -> Module:

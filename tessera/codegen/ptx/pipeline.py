@@ -47,7 +47,7 @@ from tessera.codegen.ptx.passes.tile_scheduler import choose_order
 from tessera.ir.core import Function, Module
 from tessera.ir.rules import Op
 from tessera.ops.dialects import control_flow, tile
-from tessera.ops.tensor import contractions, elementwise, reduce
+from tessera.ops.tensor import contractions, elementwise
 
 Rewrite = Callable[[Function], Function]
 NamedPasses = tuple[tuple[str, Rewrite], ...]
@@ -114,7 +114,7 @@ SELECTION: NamedPasses = (
     ("code sinking", with_ops(loops.sink_past_products, contractions.dot)),
     ("exp2 selection", with_ops(selection.select_exp2_ftz, elementwise.exp2)),
     ("ballot selection", with_ops(selection.select_ballots, tile.collect)),
-    ("row element selection", with_ops(selection.select_row_elements, reduce.sum)),
+    ("row element selection", with_ops(selection.select_row_elements, elementwise.equal)),
     ("element selection", with_ops(selection.select_elements, tile.alloc)),
     ("product splitting", with_ops(selection.split_products, contractions.dot)),
     ("accumulator fusion", with_ops(selection.fuse_accumulation, contractions.dot)),

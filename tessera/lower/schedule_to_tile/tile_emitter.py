@@ -7,6 +7,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from tessera.core.symbolic_dim import Dim, Size, order_of_size
@@ -136,12 +137,16 @@ class TileEmitter:
         self.forms = forms
         self.tile = tuple(tile)
         self.builder = Builder()
-        self.intervals = IntervalAnalysis(self.builder.producers, None)
         self.starts: dict[int, Value] = {}
         self.env: dict[Value, BlockValue] = {}
         self.refs = refs
         self._scalars: dict[IndexExpr, Value] = {}
         self._whole: frozenset[int] = frozenset()  # dims whose tile at hand is not partial
+
+    @cached_property
+    def intervals(self) -> IntervalAnalysis:
+        """The intervals of the integers so far."""
+        return IntervalAnalysis(self.builder.producers, None)
 
     def add(self, op: Op, args: Sequence[Value], **attrs: Any) -> Value:
         """One more node with one result."""
