@@ -17,6 +17,7 @@ from tessera.frontend.kernel.tile_api import tile
 from tessera.ir.builder import CURRENT_BUILDER
 from tessera.ir.core import Attrs
 from tessera.ir.tensor import Tensor
+from tessera.ops.tensor.basic import splat
 from tessera.ops.tensor.shape import check_index
 from tessera.stdlib.deterministic_reductions import PlaceCheck
 from tessera.stdlib.routine import compute_dtype
@@ -72,7 +73,9 @@ def add_bags(
     Raises:
         OutOfBoundsError: an index is outside the table, or an offset outside the indices.
     """
-    width, memory = table.shape[1], OutputMemory(TensorType((bags, table.shape[1]), table.dtype))
+    width, type = table.shape[1], TensorType((bags, table.shape[1]), table.dtype)
+    if 0 in (*type.shape, indices.shape[0]):
+        return splat(0, type)
     strips = ceil_divide(int(width), MAX_COLS)
     cols = MAX_COLS if width % strips else int(width) // strips  # even strips need no mask
     rows = max(FEWEST_ROWS, min(MOST_ROWS, BLOCK >> (cols - 1).bit_length()))
@@ -83,4 +86,4 @@ def add_bags(
     starts = check_index(offsets, size=indices.shape[0] + 1, wrap=False)
     options = {"state": compute_dtype(table.dtype), "rows": rows, "cols": cols, "mean": mean, "padding": padding}
     grid = (bags, ceil_divide(width, cols))
-    return launch(add_bag, grid, table, indices, starts, weights, memory, **options, check=check)  # type: ignore[no-any-return]
+    return launch(add_bag, grid, table, indices, starts, weights, OutputMemory(type), **options, check=check)  # type: ignore[no-any-return]

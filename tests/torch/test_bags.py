@@ -76,6 +76,14 @@ def test_infinities_stay_in_their_bags():
     torch.testing.assert_close(compiled(table), F.embedding_bag(indices, table, padding_idx=4))
 
 
+@pytest.mark.parametrize(("count", "bags", "width"), [(0, 2, 3), (4, 2, 0), (0, 0, 3)])
+def test_what_has_no_elements(count, bags, width):
+    torch._dynamo.reset()
+    given = torch.zeros(count, dtype=torch.int64), torch.randn(9, width), torch.zeros(bags, dtype=torch.int64)
+    compiled = torch.compile(F.embedding_bag, backend=ts.torch.backend, dynamic=False)
+    torch.testing.assert_close(compiled(*given), F.embedding_bag(*given))
+
+
 def test_sizes_that_are_symbols():
     torch._dynamo.reset()
     bags = torch.nn.EmbeddingBag(9, 4, mode="mean")
