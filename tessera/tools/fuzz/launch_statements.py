@@ -75,7 +75,8 @@ def placed_rows(x, places, out, *, COLUMNS: int = 4):
 def folded_rows(x, out, *, COLUMNS: int = 4):
     i = tile.program_id(0)
     v = tile.reshape(tile.load(x[i : i + 1, 0:COLUMNS]), shape=(COLUMNS,))
-    turned = tile.reshape(tile.transpose(tile.reshape(tile.arange(0, COLUMNS), shape=(2, COLUMNS // 2))), shape=(COLUMNS,))
+    halves = tile.reshape(tile.arange(0, COLUMNS), shape=(2, COLUMNS // 2))
+    turned = tile.reshape(tile.transpose(halves), shape=(COLUMNS,))
     out[turned * 0 + i, turned] = v - 1.0
 """,
     "shared_edges": """
