@@ -1,5 +1,6 @@
 """What programs of the suite cost on each target: launches, memory, and instructions by kind; no time is measured.
-And how much their error bounds allow: the bits of the results that they make certain.
+And how much their error bounds allow: the bits of the results that they make certain. And what programs of many sizes
+are lowered to (`scripts/sized_programs.py`).
 
     python scripts/record_costs.py           # writes tests/codegen/program_costs.json
     python scripts/record_costs.py --show    # only prints what has changed
@@ -23,7 +24,9 @@ from typing import Any
 import numpy as np
 
 ROOT = Path(__file__).parents[1]
-sys.path[:0] = [str(ROOT)]
+sys.path[:0] = [str(ROOT), str(ROOT / "scripts")]
+
+from sized_programs import SIZED_TARGETS, list_choices  # noqa: E402
 
 from conformance.case import Case, all_cases  # noqa: E402
 from tessera.core.errors import ResourceError, UnsupportedOpError  # noqa: E402
@@ -99,13 +102,18 @@ def _decode(text: Any) -> str:
     return text.decode() if isinstance(text, bytes) else str(text)
 
 
-def list_costs(targets: Sequence[str] = (*TARGETS, "bounds")) -> Iterator[tuple[str, dict[str, Any] | None]]:
+ALL = (*TARGETS, "bounds", *SIZED_TARGETS)
+
+
+def list_costs(targets: Sequence[str] = ALL) -> Iterator[tuple[str, dict[str, Any] | None]]:
     """The costs of all recorded cases: (case and target, counts)."""
     for case in all_cases():
         if is_recorded(case):
             yield from ((f"{case.name} {target}", count_costs(case, target)) for target in targets if target in TARGETS)
         if "bounds" in targets and is_recorded(case, BOUND_SHARES):
             yield f"{case.name} bounds", measure_bounds(case)
+    for kind in SIZED_TARGETS.keys() & {*targets}:
+        yield from list_choices(kind)
 
 
 def main() -> int:
