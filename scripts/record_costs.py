@@ -12,6 +12,7 @@ A change of a pass, a schedule, a cost model or a memory plan which keeps all re
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import re
 import sys
@@ -26,7 +27,7 @@ import numpy as np
 ROOT = Path(__file__).parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "scripts")]
 
-from sized_programs import SIZED_TARGETS, list_choices  # noqa: E402
+from sized_programs import PROGRAMS, SIZED_TARGETS, list_choices  # noqa: E402
 
 from conformance.case import Case, all_cases  # noqa: E402
 from tessera.core.errors import ResourceError, UnsupportedOpError  # noqa: E402
@@ -102,18 +103,19 @@ def _decode(text: Any) -> str:
     return text.decode() if isinstance(text, bytes) else str(text)
 
 
-ALL = (*TARGETS, "bounds", *SIZED_TARGETS)
-
-
-def list_costs(targets: Sequence[str] = ALL) -> Iterator[tuple[str, dict[str, Any] | None]]:
+def list_costs(targets: Sequence[str] = (*TARGETS, "bounds")) -> Iterator[tuple[str, dict[str, Any] | None]]:
     """The costs of all recorded cases: (case and target, counts)."""
     for case in all_cases():
         if is_recorded(case):
             yield from ((f"{case.name} {target}", count_costs(case, target)) for target in targets if target in TARGETS)
         if "bounds" in targets and is_recorded(case, BOUND_SHARES):
             yield f"{case.name} bounds", measure_bounds(case)
-    for kind in SIZED_TARGETS.keys() & {*targets}:
-        yield from list_choices(kind)
+
+
+def list_all_choices() -> Iterator[tuple[str, dict[str, Any] | None]]:
+    """What all programs of many sizes are lowered to."""
+    for name, kind in itertools.product(PROGRAMS, SIZED_TARGETS):
+        yield from list_choices(name, kind)
 
 
 def main() -> int:
@@ -122,7 +124,7 @@ def main() -> int:
     options.add_argument("--show", action="store_true", help="record nothing")
     given = options.parse_args()
     known = json.loads(RECORD.read_text()) if RECORD.exists() else {}
-    found = dict(list_costs())
+    found = {**dict(list_costs()), **dict(list_all_choices())}
     for name in [n for n in {**known, **found} if known.get(n, "-") != found.get(n, "-")]:
         print(f"{name}: {known.get(name, '-')} -> {found.get(name, '-')}")
     if not given.show:

@@ -124,9 +124,9 @@ def describe_module(module: Module) -> dict[str, Any]:
     return {"grids": [list(n.attrs["grid"]) for n in launches], **{k: c for k, c in counts.items() if c}}
 
 
-def list_choices(kind: str) -> Iterator[tuple[str, dict[str, Any] | None]]:
-    """What each program is lowered to at each of its sizes, for a target."""
-    for name, (function, sizes) in PROGRAMS.items():
-        for shapes in sizes:
-            said = " ".join("x".join(map(str, s)) for s in shapes)
-            yield f"sized/{name}/{said} {kind}", count_choices(function, shapes, SIZED_TARGETS[kind])
+def list_choices(name: str, kind: str) -> Iterator[tuple[str, dict[str, Any] | None]]:
+    """What a program is lowered to at each of its sizes, for a target."""
+    function, sizes = PROGRAMS[name]
+    for shapes in sizes:
+        said = " ".join("x".join(map(str, s)) for s in shapes)
+        yield f"sized/{name}/{said} {kind}", count_choices(function, shapes, SIZED_TARGETS[kind])
