@@ -1,5 +1,5 @@
 """Programs of the suite cost on each target what scripts/record_costs.py recorded: launches, memory and instructions.
-Their error bounds allow what they did.
+Their error bounds allow what they did, and programs of many sizes are lowered to what they were.
 
 A pass that no longer does its work, or another choice of a schedule, keeps all results and is found here.
 """
@@ -12,6 +12,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "scripts"))
 import record_costs  # noqa: E402
+import sized_programs  # noqa: E402
 
 RECORDED = json.loads(record_costs.RECORD.read_text())
 
@@ -22,6 +23,13 @@ def test_costs_are_those_that_were_recorded(target):
     changed = {n: (RECORDED.get(n, "-"), c) for n, c in found.items() if RECORDED.get(n, "-") != c}
     assert not changed, f"run python scripts/record_costs.py if this is meant: {changed}"
     assert found.keys() == {n for n in RECORDED if n.endswith(f" {target}")}
+
+
+@pytest.mark.parametrize("kind", sized_programs.SIZED_TARGETS)
+@pytest.mark.parametrize("name", sized_programs.PROGRAMS)
+def test_programs_of_many_sizes_are_lowered_to_what_was_recorded(name, kind):
+    recorded = {n: c for n, c in RECORDED.items() if n.startswith(f"sized/{name}/") and n.endswith(f" {kind}")}
+    assert dict(sized_programs.list_choices(name, kind)) == recorded, "run scripts/record_costs.py if this is meant"
 
 
 def test_every_kind_of_cost_is_recorded():

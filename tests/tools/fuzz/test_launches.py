@@ -19,6 +19,12 @@ def totals(x):
     return (parts[0] * 0.5 + parts[1]).sum(1)
 
 
+def fold(x):
+    found = np.empty_like(x)
+    found[:, np.arange(x.shape[1]).reshape(2, -1).T.ravel()] = x - 1.0
+    return found
+
+
 # For each kernel the statement, and its results in NumPy.
 LAUNCHES = {
     "squared_blocks": ("(2, 2), x, ts.like(x), BM=4, BN=4", lambda x: x * x - x),
@@ -30,6 +36,9 @@ LAUNCHES = {
     ),
     "copied_rows": ("(5,), x, ts.like(x), COLUMNS=7", lambda x: x * x),
     "parted": ("(2,), x, ts.like(x), ts.like(x), BM=4, COLUMNS=7", lambda x: np.minimum(x, 0.5)),
+    "placed_rows": ("(5,), x, ts.flip(ts.arange(5), 0), ts.like(x), COLUMNS=7", lambda x: x[::-1] * 0.5),
+    "folded_rows": ("(5,), x[:, :6], ts.like(shape=(5, 6), dtype=ts.f32), COLUMNS=6", lambda x: fold(x[:, :6])),
+    "shared_edges": ("(5, 2), x, ts.like(x), BN=4", lambda x: x + np.pad(x, ((0, 0), (1, 0)))[:, :-1]),
 }
 
 
