@@ -84,6 +84,9 @@ def count_costs(case: Case, target: str) -> dict[str, int] | None:
     counts = Counter({name: sum(bool(p.search(line)) for line in lines) for name, p in KINDS.items()})
     workspace = plan.get("workspace", 0)
     counts |= {"launches": len(plan.get("launches", ())), "lines": len(lines), "workspace": workspace}
+    entries = (plan.get("entries") or {}).values()
+    counts |= {name: sum(e.get(name, 0) for e in entries) for name in ("threads", "shared")}
+    counts["resident"] = sum(int(n) for line in lines for n in re.findall(r"\.minnctapersm (\d+)", line))
     return {name: counts[name] for name in sorted(counts) if counts[name]}
 
 

@@ -17,6 +17,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import tessera as ts  # noqa: E402
+from tessera.codegen.contract import get_backend  # noqa: E402
 from tessera.core.errors import ResourceError, UnsupportedOpError  # noqa: E402
 from tessera.core.types import TensorType  # noqa: E402
 from tessera.ir.core import Module  # noqa: E402
@@ -92,6 +93,11 @@ PROGRAMS: dict[str, tuple[Callable[..., Any], tuple[Shapes, ...]]] = {
         lambda q, k, v: ts.scaled_dot_product_attention(q, k, v, is_causal=True),
         repeat(3, (1, 2, 128, 64), (2, 4, 33, 16)),
     ),
+    "attention of bf16": (
+        lambda q, k, v: ts.scaled_dot_product_attention(q, k, v),
+        repeat(3, (1, 2, 128, 64), (2, 4, 33, 16)),
+    ),
+    "product of bf16": (lambda x, y: x @ y, list_pairs(*PRODUCTS[2:])),
     "windows": (
         lambda x, w: ts.conv2d(x, w, padding=1),
         (((1, 8, 32, 32), (16, 8, 3, 3)), ((4, 3, 9, 9), (4, 3, 3, 3))),
@@ -99,17 +105,33 @@ PROGRAMS: dict[str, tuple[Callable[..., Any], tuple[Shapes, ...]]] = {
     "largest of windows": (lambda x: ts.max_pool2d(x, 2), repeat(1, (2, 8, 32, 32), (1, 3, 9, 9))),
     "derivative": (train, (((512, 64), (128, 512)), ((33, 7), (5, 33)))),
 }  # fmt: skip
+NARROW = (" of bf16",)  # what the names of programs of that type end with
 SIZED_TARGETS = {"llvm-choices": "llvm", "ptx-choices": "ptx:sm_90a", "csl-choices": "csl:3x4"}
 
 
-def count_choices(function: Callable[..., Any], shapes: Shapes, target: str) -> dict[str, Any] | None:
+def count_choices(
+    function: Callable[..., Any], shapes: Shapes, target: str, dtype: Any = ts.f32
+) -> dict[str, Any] | None:
     """What a program is lowered to: its launches, memory, and the ops of its kernels; None if the target refuses it."""
-    types = [TensorType(s, ts.f32) for s in shapes]
+    types = [TensorType(s, dtype) for s in shapes]
     try:
         module = driver.lower(ts.jit(lambda *args: function(*args)).trace(*types).function, target)["tile"]
+        emitted = describe_entries(module, *target.split(":")) if target.startswith("ptx:") else {}
     except (UnsupportedOpError, ResourceError):
         return None
-    return describe_module(module)
+    return {**describe_module(module), **emitted}
+
+
+def describe_entries(module: Module, target: str, arch: str) -> dict[str, int]:
+    """The threads and the shared memory of the kernels that a Tile module is emitted as, and the lines of their text."""
+    artifact = get_backend(target).emit(module, {"arch": arch})
+    text = "".join(
+        t if isinstance(t, str) else t.decode() for name, t in artifact.files.items() if name.endswith(".ptx")
+    )
+    entries = artifact.manifest["plan"]["entries"].values()
+    counts = {name: sum(entry[name] for entry in entries) for name in ("threads", "shared")}
+    resident = sum(map(int, re.findall(r"\.minnctapersm (\d+)", text)))
+    return {**counts, "resident": resident, "lines": len([line for line in text.splitlines() if line.strip()])}
 
 
 def describe_module(module: Module) -> dict[str, Any]:
@@ -126,7 +148,7 @@ def describe_module(module: Module) -> dict[str, Any]:
 
 def list_choices(name: str, kind: str) -> Iterator[tuple[str, dict[str, Any] | None]]:
     """What a program is lowered to at each of its sizes, for a target."""
-    function, sizes = PROGRAMS[name]
+    (function, sizes), dtype = PROGRAMS[name], ts.bf16 if name.endswith(NARROW) else ts.f32
     for shapes in sizes:
         said = " ".join("x".join(map(str, s)) for s in shapes)
-        yield f"sized/{name}/{said} {kind}", count_choices(function, shapes, SIZED_TARGETS[kind])
+        yield f"sized/{name}/{said} {kind}", count_choices(function, shapes, SIZED_TARGETS[kind], dtype)

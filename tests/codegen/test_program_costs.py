@@ -38,6 +38,9 @@ def test_every_kind_of_cost_is_recorded():
         *record_costs.KINDS,
         "launches",
         "lines",
+        "resident",
+        "shared",
+        "threads",
         "workspace",
     }
     assert {kind for target, kind in found if target == "csl"} >= {"branches", "lines", "memory", "products", "waits"}
