@@ -112,7 +112,7 @@ SIZED_TARGETS = {"llvm-choices": "llvm", "ptx-choices": "ptx:sm_90a", "csl-choic
 def count_choices(
     function: Callable[..., Any], shapes: Shapes, target: str, dtype: Any = ts.f32
 ) -> dict[str, Any] | None:
-    """What a program is lowered to: its launches, memory, and the ops of its kernels; None if the target refuses it."""
+    """What a program is lowered to: launches, memory, and the ops of its kernels; None if the target refuses it."""
     types = [TensorType(s, dtype) for s in shapes]
     try:
         module = driver.lower(ts.jit(lambda *args: function(*args)).trace(*types).function, target)["tile"]
@@ -123,7 +123,7 @@ def count_choices(
 
 
 def describe_entries(module: Module, target: str, arch: str) -> dict[str, int]:
-    """The threads and the shared memory of the kernels that a Tile module is emitted as, and the lines of their text."""
+    """The threads and the shared memory of the kernels of a Tile module for a GPU, and the lines of their text."""
     artifact = get_backend(target).emit(module, {"arch": arch})
     text = "".join(
         t if isinstance(t, str) else t.decode() for name, t in artifact.files.items() if name.endswith(".ptx")

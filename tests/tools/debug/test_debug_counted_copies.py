@@ -14,7 +14,7 @@ SIZE, COPIES = 8, 3
 
 @ts.kernel
 def reuse(x, *, WAITS: int, INTO: bool):
-    """Copies of the same elements at one place of the source, some of them waited for before a write, the others after it."""
+    """Copies of the same elements at one place of the source, some waited for before a write, the others after."""
     held, done = tile.alloc_shared((COPIES, SIZE), ts.f32), tile.mbarrier(1, COPIES)
     tile.barrier()
     for k in tile.range(0, COPIES):
