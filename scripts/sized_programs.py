@@ -97,7 +97,11 @@ PROGRAMS: dict[str, tuple[Callable[..., Any], tuple[Shapes, ...]]] = {
         lambda q, k, v: ts.scaled_dot_product_attention(q, k, v),
         repeat(3, (1, 2, 128, 64), (2, 4, 33, 16)),
     ),
-    "product of bf16": (lambda x, y: x @ y, list_pairs(*PRODUCTS[2:])),
+    "product of bf16": (lambda x, y: x @ y, list_pairs(*PRODUCTS[2:], (300, 300, 301), (1024, 65, 1025))),
+    "concatenation": (
+        lambda *parts: ts.concatenate(parts, axis=0),
+        tuple(((3, 4),) * count for count in (2, 16, 17, 40)),
+    ),
     "windows": (
         lambda x, w: ts.conv2d(x, w, padding=1),
         (((1, 8, 32, 32), (16, 8, 3, 3)), ((4, 3, 9, 9), (4, 3, 3, 3))),
@@ -150,5 +154,5 @@ def list_choices(name: str, kind: str) -> Iterator[tuple[str, dict[str, Any] | N
     """What a program is lowered to at each of its sizes, for a target."""
     (function, sizes), dtype = PROGRAMS[name], ts.bf16 if name.endswith(NARROW) else ts.f32
     for shapes in sizes:
-        said = " ".join("x".join(map(str, s)) for s in shapes)
+        said = " ".join("x".join(map(str, s)) for s in shapes[:3]) + (f" of {len(shapes)}" if len(shapes) > 3 else "")
         yield f"sized/{name}/{said} {kind}", count_choices(function, shapes, SIZED_TARGETS[kind], dtype)
