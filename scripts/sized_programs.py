@@ -86,6 +86,7 @@ PROGRAMS: dict[str, tuple[Callable[..., Any], tuple[Shapes, ...]]] = {
         lambda x: (ts.sum(x, axis=1), ts.cast(ts.sum(x, axis=1), dtype=ts.bf16)),
         repeat(1, (64, 1000), (4096, 256), (3, 100000)),
     ),
+    "softmax of products": (lambda x, y: ts.softmax(x * y, axis=1), repeat(2, (64, 1000), (16, 4096))),
     "product and norm": (lambda x, y: normalise(x @ y, axis=1), list_pairs((64, 256, 128), (20, 512, 256))),
     "two products": (lambda x, y: ts.tanh(x @ y) @ y.T, list_pairs((64, 256, 128), (1, 96, 320))),
     "batch of products": (lambda x, y: x @ y, (((8, 64, 32), (8, 32, 64)), ((8, 1, 64), (8, 64, 100)))),
@@ -109,6 +110,11 @@ PROGRAMS: dict[str, tuple[Callable[..., Any], tuple[Shapes, ...]]] = {
     "largest of windows": (lambda x: ts.max_pool2d(x, 2), repeat(1, (2, 8, 32, 32), (1, 3, 9, 9))),
     "derivative": (train, (((512, 64), (128, 512)), ((33, 7), (5, 33)))),
 }  # fmt: skip
+# What is emitted, too, for a machine that need not be this one.
+EMITTED: dict[str, dict[str, Any]] = {
+    "llvm": {"vector_bytes": 32, "pair_products": False, "byte_products": 1},
+    "ptx:sm_90a": {"arch": "sm_90a"},
+}
 NARROW = (" of bf16",)  # what the names of programs of that type end with
 SIZED_TARGETS = {"llvm-choices": "llvm", "ptx-choices": "ptx:sm_90a", "csl-choices": "csl:3x4"}
 
@@ -120,22 +126,21 @@ def count_choices(
     types = [TensorType(s, dtype) for s in shapes]
     try:
         module = driver.lower(ts.jit(lambda *args: function(*args)).trace(*types).function, target)["tile"]
-        emitted = describe_entries(module, *target.split(":")) if target.startswith("ptx:") else {}
+        emitted = describe_text(module, target) if target in EMITTED else {}
     except (UnsupportedOpError, ResourceError):
         return None
-    return {**describe_module(module), **emitted}
+    return {**describe_module(module), **{name: count for name, count in emitted.items() if count}}
 
 
-def describe_entries(module: Module, target: str, arch: str) -> dict[str, int]:
-    """The threads and the shared memory of the kernels of a Tile module for a GPU, and the lines of their text."""
-    artifact = get_backend(target).emit(module, {"arch": arch})
-    text = "".join(
-        t if isinstance(t, str) else t.decode() for name, t in artifact.files.items() if name.endswith(".ptx")
-    )
-    entries = artifact.manifest["plan"]["entries"].values()
-    counts = {name: sum(entry[name] for entry in entries) for name in ("threads", "shared")}
-    resident = sum(map(int, re.findall(r"\.minnctapersm (\d+)", text)))
-    return {**counts, "resident": resident, "lines": len([line for line in text.splitlines() if line.strip()])}
+def describe_text(module: Module, target: str) -> dict[str, int]:
+    """The lines of the text that a Tile module is emitted as; of kernels for a GPU also threads, memory and blocks."""
+    artifact = get_backend(target.partition(":")[0]).emit(module, EMITTED[target])
+    files = [t for name, t in artifact.files.items() if name.endswith((".ll", ".ptx"))]
+    text = "".join(t if isinstance(t, str) else t.decode() for t in files)
+    entries = (artifact.manifest["plan"].get("entries") or {}).values()
+    counts = {name: sum(entry[name] for entry in entries) for name in ("threads", "shared") if entries}
+    counts["resident"] = sum(map(int, re.findall(r"\.minnctapersm (\d+)", text)))
+    return {**counts, "lines": len([line for line in text.splitlines() if line.strip()])}
 
 
 def describe_module(module: Module) -> dict[str, Any]:
