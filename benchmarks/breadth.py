@@ -137,6 +137,8 @@ def judge(case: Case, inputs: tuple[torch.Tensor, ...], got: list[torch.Tensor])
     if case.exact:
         return {"error": error(got, eager), "right": all(torch.equal(g, w) for g, w in zip(got, eager, strict=True))}
     wanted = reference(case, inputs) or eager
+    if case.summary is not None:
+        got, eager, wanted = (case.summary(each) for each in (got, eager, wanted))
     own, theirs = error(got, wanted), error(eager, wanted)
     dtype = next((e.dtype for e in eager if e.is_floating_point()), torch.float32)
     least = min((TOLERANCES.get(x.dtype, 0.1) for x in (*eager, *inputs) if x.is_floating_point()), default=0.0)

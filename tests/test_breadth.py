@@ -8,6 +8,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+import tessera as ts  # noqa: E402
 from benchmarks import breadth  # noqa: E402
 from benchmarks.breadth_families import FAMILIES, Case, Draw  # noqa: E402
 
@@ -48,4 +49,14 @@ def test_gradients_are_compared():
     x, g = torch.linspace(-1, 1, 64).reshape(4, 16), torch.ones(4, 16)
     for own, verdict in ((lambda x: x * x, True), (lambda x: x * x * 2, False)):
         case = Case("square", own, lambda x: x * x, (x, g), wrt=(0,))
+        assert breadth.measure(breadth.Machine("llvm"), case, OPTIONS, LIMITS)["right"] is verdict
+
+
+def test_random_results_are_compared_by_a_summary():
+    def mean(results):
+        return [x.mean() for x in results]
+
+    x = torch.ones(64, 1024)
+    for own, verdict in ((lambda x: x + ts.rand((64, 1024)), True), (lambda x: x + ts.randn((64, 1024)), False)):
+        case = Case("rand", own, lambda x: x + torch.rand_like(x), (x,), tolerance=0.02, summary=mean)
         assert breadth.measure(breadth.Machine("llvm"), case, OPTIONS, LIMITS)["right"] is verdict

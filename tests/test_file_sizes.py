@@ -15,6 +15,7 @@ LONG = {
         680,
         "a kernel under construction, and each rule of what it takes in",
     ),
+    "tessera/lower/graph_to_schedule/kernel_body.py": (705, "a rule for each op, and what its indices say of the dims"),
     "tessera/lower/graph_to_schedule/tile_sizes.py": (720, "a search for tiles, and its rules for each kind of kernel"),
     "tessera/nn/module.py": (680, "a module: its parts, its state, and its pytree"),
     "tessera/ops/tensor/shape.py": (660, "each op with all its rules"),

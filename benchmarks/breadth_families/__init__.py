@@ -28,7 +28,7 @@ class Case:
 
     `wrt` are the inputs whose gradients are computed; the last input is then the cotangent. `exact` says that results
     are compared for equality. `tolerance` is the largest error relative to the largest value, beside four times that of
-    PyTorch eager.
+    PyTorch eager. Of random results a `summary` is compared.
     """
 
     label: str
@@ -39,6 +39,7 @@ class Case:
     wrt: tuple[int, ...] = ()
     exact: bool = False
     tolerance: float = 0.0
+    summary: Callable[[list[torch.Tensor]], list[torch.Tensor]] | None = None
 
 
 @functools.cache

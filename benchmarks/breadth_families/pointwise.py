@@ -293,3 +293,43 @@ def _(d: Draw) -> Case:
         f"masked fill {m}x{n}", lambda x, mask: ts.masked_fill(x, mask, -1e9),
         lambda x, mask: x.masked_fill(mask, -1e9), (x, mask), exact=True,
     )  # fmt: skip
+
+
+# Random results: their share of zeros and their mean are compared, to five standard deviations and more.
+
+
+def _summarise(results: list[torch.Tensor]) -> list[torch.Tensor]:
+    return [torch.stack([(x == 0).double().mean(), x.double().mean(), x.double().square().mean()]) for x in results]
+
+
+@family("dropout")
+def _(d: Draw) -> Case:
+    dtype, p = d.floats(), d.pick(0.1, 0.2, 0.5)
+    m, n = d.shape((64, 16384), (256, 8192), item=dtype.itemsize)
+    x = torch.ones(m, n, dtype=dtype)
+    return Case(
+        f"dropout {p} {m}x{n} {dtype}", lambda x: ts.dropout(x, p), lambda x: F.dropout(x, p), (x,),
+        tolerance=0.1, summary=_summarise,
+    )  # fmt: skip
+
+
+@family("residual with dropout")
+def _(d: Draw) -> Case:
+    dtype = d.floats()
+    m, n = d.shape((64, 16384), (256, 8192), item=dtype.itemsize)
+    x, y = torch.ones(m, n, dtype=dtype), torch.ones(m, n, dtype=dtype)
+    return Case(
+        f"x + dropout(y) {m}x{n} {dtype}", lambda x, y: x + ts.dropout(y, 0.1), lambda x, y: x + F.dropout(y, 0.1),
+        (x, y), tolerance=0.1, summary=_summarise,
+    )  # fmt: skip
+
+
+@family("random numbers")
+def _(d: Draw) -> Case:
+    (n,) = d.shape((1 << 14, 1 << 30))
+    x = torch.ones(n)
+    how = d.pick("rand", "randn")
+    own, theirs = getattr(ts, how), getattr(torch, f"{how}_like")
+    return Case(
+        f"{how} of {n}", lambda x: x + own((n,)), lambda x: x + theirs(x), (x,), tolerance=0.1, summary=_summarise
+    )

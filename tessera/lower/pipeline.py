@@ -41,6 +41,7 @@ from tessera.lower.passes.canonicalisation import (
 from tessera.lower.passes.collective_scheduling import schedule_collectives
 from tessera.lower.passes.fusion_groups import fuse_horizontally, separate_groups
 from tessera.lower.passes.gather_sinking import sink_gathers
+from tessera.lower.passes.generated_values import hold_generated_values
 from tessera.lower.passes.launch_fusion import fuse_launches
 from tessera.lower.passes.memory_planning import plan_memory
 from tessera.lower.passes.moment_merging import merge_moments
@@ -109,7 +110,8 @@ def expand_for_target(module: Module, plan: LoweringPlan) -> Module:
         kept = _has_library_launch(main, op, plan) or _runs_on_host(main, op, plan)
         return kept or (op is scatter.update_slice and _updates_arguments(main, plan))
 
-    main = turn_products(module.main) if plan.tensor_cores and _has_products(module.main) else module.main
+    main = eliminate_dead_code(module.main)  # library lowerings ask for uses
+    main = turn_products(main) if plan.tensor_cores and _has_products(main) else main
     main = expand_composites(main, lambda op: keep(op) or op in library_lowerings)
     while (made := use_library_lowerings(main, plan)) is not main:  # they may use ops that have one
         main = made
@@ -210,8 +212,13 @@ def rewrite_window_sums(module: Module, plan: LoweringPlan) -> Module:
 
 
 def merge_row_moments(module: Module, plan: LoweringPlan) -> Module:
-    """Variances of long rows from the moments of their parts."""
+    """Variances and sums of exponentials of long rows from those of their parts."""
     return module.replace(merge_moments(module.main, plan), *module.functions[1:])
+
+
+def hold_generated(module: Module, plan: LoweringPlan) -> Module:
+    """Random numbers that reductions read in memory."""
+    return module.replace(hold_generated_values(module.main, plan), *module.functions[1:])
 
 
 def split_long_reductions(module: Module, plan: LoweringPlan) -> Module:
@@ -238,7 +245,8 @@ PIPELINE: tuple[tuple[str, LoweringPass], ...] = (
     ("window views", with_ops(rewrite_windows, shape.concatenate, shape.gather, contractions.dot)),
     ("wide concatenations", with_ops(rewrite_main(split_concatenations), shape.concatenate)),
     ("vector products", with_ops(rewrite_vector_products, contractions.dot)),
-    ("moment merging", with_ops(merge_row_moments, elementwise.mul)),
+    ("generated values", with_ops(hold_generated, elementwise.floor_divide)),
+    ("moment merging", with_ops(merge_row_moments, elementwise.mul, elementwise.exp)),
     ("reduction splitting", split_long_reductions),
     ("launch fusion", with_ops(rewrite_main(fuse_launches), control_flow.launch)),
     ("schedule", to_schedule),

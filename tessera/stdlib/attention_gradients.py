@@ -7,10 +7,11 @@ the keys: nothing is added up in memory, so that the results have the same bits 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tessera.core.symbolic_dim import ceil_divide, symbol_names
+from tessera.core.symbolic_dim import Size, ceil_divide, symbol_names
 from tessera.core.types import DType, TensorType, f32
 from tessera.frontend.kernel import kernel
 from tessera.frontend.kernel.graph_launch import OutputMemory, launch
@@ -21,7 +22,7 @@ from tessera.ir.tensor import Tensor
 from tessera.lower.indexing_maps import get_shape, get_tensor_type
 from tessera.ops.tensor import reduce, shape
 from tessera.ops.tensor.attention import HEADS_SECOND_ORDER
-from tessera.ops.tensor.basic import cast
+from tessera.ops.tensor.basic import broadcast_to, cast
 from tessera.stdlib.attention import (
     LOG2_E,
     UNPACKED,
@@ -29,6 +30,7 @@ from tessera.stdlib.attention import (
     features_of,
     heads_and_length,
     load_head_rows,
+    load_mask_block,
     store_head_rows,
 )
 
@@ -43,14 +45,14 @@ OWN_ROWS, ROUND_ROWS = 128, 64  # of a program's own block, and of one of its ro
 
 @kernel
 def differentiate_keys(
-    q, k, v, g, sums, deltas, dk, dv, *, causal: bool, scale: float, window: int, BM: int, BN: int,
+    q, k, v, g, sums, deltas, mask, dk, dv, *, causal: bool, scale: float, window: int, BM: int, BN: int,
     packed: tuple = UNPACKED, features: int = 0,
 ):  # fmt: skip
     """The gradients dk [B, H, T, D] and dv [B, H, T, E] by each head of queries, on the grid (B, H, ceil(T / BN)).
 
     g [B, H, S, E] is the gradient of the output, `sums` are those of `attend`, and `deltas` [B, H, S] the sums of the
-    products of g and the output. `packed` and `features` are as in `attend`; g, dk and dv are packed, too, their heads
-    from the first.
+    products of g and the output. `mask` is None or [B or 1, H or 1, S or 1, T]. `packed` and `features` are as in
+    `attend`; g, dk and dv are packed, too, their heads from the first.
     """
     (H, S), (G, _) = heads_and_length(q, False, packed[0][:1]), heads_and_length(k, False, packed[0][1:])
     D, E = features or features_of(q, packed[1]), features or features_of(v, packed[3])
@@ -68,8 +70,13 @@ def differentiate_keys(
         slopes = load_head_rows(g, batch, head, start, BM, False, None, without_offset(packed[3]), features)
         high = tile.load(sums[batch, head, start : start + BM], edge="clip")
         delta = tile.load(deltas[batch, head, start : start + BM], edge="clip")
-        weights = find_weights((keys @ queries.T) * (scale * LOG2_E) - high[None, :])
+        exponents = (keys @ queries.T) * (scale * LOG2_E)
+        if mask is not None:
+            exponents = exponents + turn_mask_block(load_mask_block(mask, batch, head, start, first, BM, BN)) * LOG2_E
+        weights = find_weights(exponents - high[None, :])
         weights = hide_weights(weights, rows[None, :], cols[:, None], causal, window)
+        if mask is not None and S % BM != 0:  # a mask may be large where there is no query
+            weights = tile.where(rows[None, :] < S, weights, 0.0)
         change = weights * (values @ slopes.T - delta[None, :])
         total_v = total_v + tile.cast(weights, slopes.dtype) @ slopes
         total_k = total_k + tile.cast(change, queries.dtype) @ queries
@@ -79,7 +86,7 @@ def differentiate_keys(
 
 @kernel
 def differentiate_queries(
-    q, k, v, g, sums, deltas, dq, *, causal: bool, scale: float, window: int, BM: int, BN: int,
+    q, k, v, g, sums, deltas, mask, dq, *, causal: bool, scale: float, window: int, BM: int, BN: int,
     packed: tuple = UNPACKED, features: int = 0,
 ):  # fmt: skip
     """The gradient dq [B, H, S, D], on the grid (B, H, ceil(S / BM)), from the operands of `differentiate_keys`."""
@@ -98,7 +105,10 @@ def differentiate_queries(
         cols = start + tile.arange(0, BN)
         keys = load_head_rows(k, batch, shared, start, BN, False, None, packed[2], features)
         values = load_head_rows(v, batch, shared, start, BN, False, None, packed[3], features)
-        weights = find_weights((queries @ keys.T) * (scale * LOG2_E) - high[:, None])
+        exponents = (queries @ keys.T) * (scale * LOG2_E)
+        if mask is not None:
+            exponents = exponents + load_mask_block(mask, batch, head, first, start, BM, BN) * LOG2_E
+        weights = find_weights(exponents - high[:, None])
         weights = hide_weights(weights, rows[:, None], cols[None, :], causal, window)
         if T % BN != 0:
             weights = tile.where(cols[None, :] < T, weights, 0.0)
@@ -110,6 +120,11 @@ def differentiate_queries(
 def without_offset(place):
     """The place of heads in columns of their own."""
     return (place[0], 0) if place else ()
+
+
+def turn_mask_block(block):
+    """The block of a mask for scores of keys by queries; one row for all queries becomes a column."""
+    return block[:, None] if len(block.shape) == 1 else block.T
 
 
 def find_weights(exponents):
@@ -138,8 +153,9 @@ class PackedHeads:
 class DifferentiableAttention:
     """Attention of q [B, H, S, D] with keys and values of G heads, with sums for its gradients.
 
-    The launches take `operands`: q, k and v themselves, or the arrays in which they are packed. `blocks` are the
-    queries and keys of a block of every launch; without them the blocks are those of tensor cores.
+    The launches take `operands`: q, k and v themselves, or the arrays in which they are packed; and `masks`, the mask
+    if there is one. `blocks` are the queries and keys of a block of every launch; without them the blocks are those of
+    tensor cores.
     """
 
     q: tuple[int, ...]
@@ -147,6 +163,7 @@ class DifferentiableAttention:
     v: tuple[int, ...]
     attrs: dict[str, Any]
     operands: tuple[Value, ...]
+    masks: tuple[Value, ...] = ()
     blocks: tuple[int, int] = ()  # type: ignore[assignment]
 
     @property
@@ -189,23 +206,28 @@ class DifferentiableAttention:
         shapes = zip(operands, (self.q, self.k, self.v), strict=True)
         return list(operands) if self.is_packed else [shape.reshape(x, shape=like) for x, like in shapes]
 
+    def list_masks(self, given: Sequence[Tensor]) -> list[Tensor | None]:
+        """The mask operand of a launch [B or 1, H or 1, S or 1, T], or None."""
+        return [shape.reshape(x, shape=view_as_rank4(tuple(x.shape))) for x in given] or [None]
+
     def attend(self, *operands: Tensor) -> tuple[Tensor, Tensor]:
         """The results of `attention_with_sums`, [B, H, S, E] and [B, H, S]."""
+        sources, mask = self.list_sources(operands[:3]), self.list_masks(operands[3:])
         own = 2 * ROUND_ROWS if self.features or {self.q[3], self.v[3]} <= {64, 128} else ROUND_ROWS
         (rows, keys), dtype = self.blocks or (own, own), operands[0].dtype
         memories = [OutputMemory(TensorType(self.fold(self.result), dtype)), None]
         memories += [OutputMemory(TensorType(self.q[:3], f32))]
         grid, named = (*self.q[:2], ceil_divide(self.q[2], rows)), self.name_constants(rows, keys)
-        out, sums = launch(attend, grid, *self.list_sources(operands), None, None, *memories, **named, narrow=True)
+        out, sums = launch(attend, grid, *sources, *mask, None, *memories, **named, narrow=True)
         return self.take(out, self.result), sums
 
     def differentiate(self, *operands: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """The results of `attention_gradients`."""
-        *sources, out, sums, g = operands
+        sources, (out, sums, g), mask = operands[:3], operands[3:6], self.list_masks(operands[6:])
         each, dtype, result = self.q[:2], g.dtype, self.result
         g, out = (self.place(x, result) for x in (g, out))
         deltas = self.find_deltas(g, out)
-        given = [*self.list_sources(tuple(sources)), g, shape.reshape(sums, shape=self.q[:3]), deltas]
+        given = [*self.list_sources(sources), g, shape.reshape(sums, shape=self.q[:3]), deltas, *mask]
         by_head = [(*each, *x[2:]) for x in (self.k, self.v)]
         memories = [OutputMemory(TensorType(self.fold(like), dtype)) for like in (*by_head, self.q)]
         rows, keys = self.blocks or (ROUND_ROWS, OWN_ROWS)
@@ -241,8 +263,9 @@ class DifferentiableAttention:
 def match_differentiable_attention(
     uses: UseDef, node: Node, causal: bool, scale: float, weights: DType, window: int
 ) -> DifferentiableAttention | None:
-    """The attention of a node whose first operands are q, k and v; None where its weights must be stored."""
-    values = node.args[:3]
+    """The attention of a node whose first operands are q, k and v, and whose last one may be a mask; None where its
+    weights must be stored."""
+    values, masks = node.args[:3], node.args[len(node.args) // 3 * 3 :]
     types = [get_tensor_type(v) for v in values]
     dtype = types[0].dtype
     if weights != dtype or any(t.dtype != dtype or t.policy is not None or t.accumulate != f32 for t in types):
@@ -252,13 +275,32 @@ def match_differentiable_attention(
     q, k, v = ((*(1,) * (4 - t.rank), *(int(n) for n in t.shape)) for t in types)
     if min(q[2], k[2]) < LEAST_LENGTH or q[0] != k[0] or q[1] % k[1]:
         return None
+    masks = tuple(_find_narrow_mask(uses, x) for x in masks)
+    if not all(broadcasts(view_as_rank4(get_shape(x)), (*q[:3], k[2])) for x in masks):
+        return None
     attrs: dict[str, Any] = {"causal": causal, "scale": scale, "window": window}
     heads = [found for x in values if (found := _find_packed(uses, x)) is not None]
     if len(heads) < 3:
-        return DifferentiableAttention(q, k, v, attrs, values)
+        return DifferentiableAttention(q, k, v, attrs, values, masks)
     places = ((x[3], each.first) for x, each in zip((q, k, v), heads, strict=True))
     attrs["packed"] = ((q[1], k[1]), *places)
-    return DifferentiableAttention(q, k, v, attrs, tuple(each.source for each in heads))
+    return DifferentiableAttention(q, k, v, attrs, tuple(each.source for each in heads), masks)
+
+
+def _find_narrow_mask(uses: UseDef, x: Value) -> Value:
+    """A mask, or what is repeated to it along axes other than that of the keys."""
+    spread = uses.find(x, broadcast_to)
+    return spread.args[0] if spread is not None and get_shape(spread.args[0])[-1:] == get_shape(x)[-1:] else x
+
+
+def view_as_rank4(shape: tuple[Size, ...]) -> tuple[Size, ...]:
+    """A shape of rank 4; a tensor of rank 3 has a batch of one."""
+    return (1,) * (4 - len(shape)) + shape
+
+
+def broadcasts(mask: tuple[Size, ...], scores: tuple[Size, ...]) -> bool:
+    """Whether a mask has all keys, and along each other axis the full size or 1."""
+    return mask[-1] == scores[-1] and all(m in (1, s) for m, s in zip(mask, scores, strict=True))
 
 
 def _find_packed(uses: UseDef, x: Value) -> PackedHeads | None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from tessera.core.symbolic_dim import Dim, Size, proves_at_most, round_up, symbol_names
@@ -21,11 +22,14 @@ from tessera.ops.tensor import (
     attention_gradients,
     shape,
 )
+from tessera.ops.tensor.basic import full
 from tessera.stdlib.attention import specialise_attention
 from tessera.stdlib.attention_gradients import (
     MOST_FEATURES,
     DifferentiableAttention,
+    broadcasts,
     match_differentiable_attention,
+    view_as_rank4,
 )
 from tessera.stdlib.split_keys import match_split_attention
 
@@ -73,7 +77,7 @@ def _fold_queries(node: Node) -> LibraryLowering | None:
 
 def _split_keys(node: Node, plan: LoweringPlan) -> LibraryLowering | None:
     """Attention of few queries over long keys in parts, where a target has many programs to run."""
-    shapes = [_view_as_rank4(get_shape(v)) for v in node.args]
+    shapes = [view_as_rank4(get_shape(v)) for v in node.args]
     if not plan.tensor_cores or node.attrs["causal"] or node.attrs["window"] or not _is_supported(node, shapes):
         return None
     (q, k, v), dtype = shapes[:3], get_tensor_type(node.args[0]).dtype
@@ -95,6 +99,8 @@ def _(node: Node, uses: UseDef, plan: LoweringPlan) -> LibraryLowering | None:
     """Attention with its gradients, whose weights are computed again: in 16 bits where a target has tensor cores, on
     processors where no cache holds the scores."""
     forward = node.op is attention_gradients.attention_with_sums
+    if forward and not uses.count_uses(node.results[1]):
+        return LibraryLowering(node.args, partial(_attend_without_sums, node))
     found, wide = match_differentiable_attention(uses, node, **node.attrs), get_tensor_type(node.args[0]).dtype == f32
     if found is None or not (_suits_tensor_cores(found, node) if plan.tensor_cores else _streams_scores(found, plan)):
         return None
@@ -110,7 +116,14 @@ def _(node: Node, uses: UseDef, plan: LoweringPlan) -> LibraryLowering | None:
         results = found.attend(*operands) if forward else found.differentiate(*operands)
         return tuple(shape.reshape(x, shape=get_shape(v)) for x, v in zip(results, node.results, strict=True))
 
-    return LibraryLowering((*found.operands, *node.args[3:]), compute)
+    return LibraryLowering((*found.operands, *node.args[3 : len(node.args) // 3 * 3], *found.masks), compute)
+
+
+def _attend_without_sums(node: Node, *operands: Tensor) -> tuple[Tensor, Tensor]:
+    """The results of `attention_with_sums` where nothing needs the sums: no gradient follows."""
+    out = attention.scaled_dot_product_attention(*operands, **node.attrs, softcap=0.0)
+    sums = get_tensor_type(node.results[1])
+    return out, full(shape=sums.shape, value=0.0, dtype=sums.dtype)
 
 
 def _suits_tensor_cores(found: DifferentiableAttention, node: Node) -> bool:
@@ -147,8 +160,8 @@ def _(node: Node, plan: LoweringPlan) -> LibraryLaunch | None:
 
 def _make_launch(node: Node, plan: LoweringPlan, turned: bool) -> LibraryLaunch | None:
     """The flash kernel for a node whose head axis precedes the position axis or, `turned`, follows it."""
-    shapes = [_view_as_rank4(get_shape(v)) for v in node.args]
-    result = _view_as_rank4(get_shape(node.out))
+    shapes = [view_as_rank4(get_shape(v)) for v in node.args]
+    result = view_as_rank4(get_shape(node.out))
     heads_first = [_swap_heads(s) if turned and i < 3 else s for i, s in enumerate(shapes)]
     if not _is_supported(node, heads_first) or _is_decoding(heads_first, get_tensor_type(node.args[0]).dtype, plan):
         return None
@@ -238,7 +251,7 @@ def _is_supported(node: Node, shapes: list[tuple[Size, ...]]) -> bool:
     if any(symbol_names((x[1], x[3])) for x in shapes[:3]):  # heads and features are numbers
         return False
     fits = q[0] == k[0] == v[0] and k[1] == v[1] and q[1] % k[1] == 0
-    return fits and all(_broadcasts(m, (*q[:3], k[2])) for m in shapes[3:])
+    return fits and all(broadcasts(m, (*q[:3], k[2])) for m in shapes[3:])
 
 
 def _rounds_weights(node: Node) -> bool:
@@ -249,16 +262,6 @@ def _rounds_weights(node: Node) -> bool:
 def _is_small_float(node: Node) -> bool:
     dtypes = {x.type.dtype for x in node.args}
     return len(dtypes) == 1 and all(d.is_float and d.bits == 16 for d in dtypes)
-
-
-def _broadcasts(mask: tuple[Size, ...], scores: tuple[Size, ...]) -> bool:
-    """Whether a mask has all keys, and along each other axis the full size or 1."""
-    return mask[-1] == scores[-1] and all(m in (1, s) for m, s in zip(mask, scores, strict=True))
-
-
-def _view_as_rank4(shape: tuple[Size, ...]) -> tuple[Size, ...]:
-    """A shape of rank 4; a tensor of rank 3 has a batch of one."""
-    return (1,) * (RANK - len(shape)) + shape
 
 
 def _make_ref(value: Value, shape: tuple[Size, ...]) -> RefType:

@@ -6,6 +6,7 @@ import pytest
 import tessera as ts
 from tessera.codegen.contract import get_backend
 from tessera.core.types import TensorType
+from tessera.ops.tensor.attention_gradients import attention_with_sums
 from tessera.runtime import driver
 from tessera.stdlib import attention_launches
 
@@ -28,7 +29,7 @@ def draw(heads, groups, queries, keys, features, values, dtype, batch=2):
     return [ts.tensor(rng.standard_normal(s).astype(np.float32)).to(dtype) for s in (*shapes, (*shapes[0][:3], values))]
 
 
-def compute_exactly(operands, causal, window, scale=None):
+def compute_exactly(operands, causal, window, scale=None, mask=0.0):
     """The gradients in f64, by the definition."""
     q, k, v, g = (x.to(ts.f64).numpy() for x in operands)
     groups, shared = k.shape[1], q.shape[1] // k.shape[1]
@@ -36,7 +37,7 @@ def compute_exactly(operands, causal, window, scale=None):
     distance = np.arange(q.shape[2])[:, None] - np.arange(k.shape[2])[None, :]
     seen = (distance >= 0 if causal else True) & (distance < window if window else True)
     scale = q.shape[3] ** -0.5 if scale is None else scale
-    s = np.where(seen, q @ keys.swapaxes(2, 3) * scale, -np.inf)
+    s = np.where(seen, q @ keys.swapaxes(2, 3) * scale + mask, -np.inf)
     p = np.nan_to_num(np.exp(s - np.where(seen, s, -1e30).max(axis=-1, keepdims=True)))
     p = p / np.maximum(p.sum(axis=-1, keepdims=True), 1e-30)
     ds = p * (g @ values.swapaxes(2, 3) - (g * (p @ values)).sum(axis=-1, keepdims=True)) * scale
@@ -82,6 +83,66 @@ def test_gradients_agree_with_the_definition(name, arch, monkeypatch):
     limit = LIMITS[sizes[-1]]
     for ours, exact in zip(found, compute_exactly(operands, causal, window), strict=True):
         assert np.linalg.norm(ours.astype(np.float64) - exact) < limit * np.linalg.norm(exact)
+
+
+def draw_mask(kind, batch, heads, queries, keys):
+    """Numbers, some of them minus infinity, that are added to the scores: of each score, or of each key alone."""
+    rng = np.random.default_rng(keys)
+    shape = {"each": (batch, heads, queries, keys), "shared": (1, 1, queries, keys), "keys": (batch, 1, 1, keys)}[kind]
+    mask = np.where(rng.random(shape) < 0.3, -np.inf, rng.standard_normal(shape))
+    return (mask + 100).astype(np.float32)  # where there is no query, no sum makes up for that
+
+
+@pytest.mark.in_turn("arch")
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90a"])
+@pytest.mark.parametrize("kind", ["each", "shared", "keys"])
+def test_masked_gradients_agree_with_the_definition(kind, arch):
+    operands = draw(2, 1, 100, 150, 64, 64, ts.bf16)
+    mask = ts.tensor(draw_mask(kind, 2, 2, 100, 150)).to(ts.bf16)
+
+    def loss(q, k, v, g, mask):
+        wide = ts.broadcast_to(mask, (2, 2, 100, 150))  # as PyTorch gives it to its kernels
+        return (ts.scaled_dot_product_attention(q, k, v, wide) * g).to(ts.f32).sum()
+
+    program = ts.jit(lambda *args: ts.value_and_grad(loss, argnums=(0, 1, 2))(*args)[1])
+    module = driver.lower(program.trace(*operands, mask).function, "ptx")["tile"]
+    launches = {n.attrs["kernel"]: n for n in module.main.body.walk() if n.op.name == "host.launch"}
+    assert {"attend", "differentiate_keys", "differentiate_queries"} <= launches.keys()
+    assert mask.shape in [v.type.shape for v in launches["differentiate_keys"].args]  # it is not repeated in memory
+    found = BACKEND.interpreter(BACKEND.emit(module, {"arch": arch}))([x.numpy() for x in (*operands, mask)])
+    exact = compute_exactly(operands, False, None, mask=mask.to(ts.f64).numpy())
+    for ours, wanted in zip(found, exact, strict=True):
+        assert np.linalg.norm(ours.astype(np.float64) - wanted) < 5e-3 * np.linalg.norm(wanted)
+
+
+def test_the_gradient_by_a_mask():
+    """It needs the weights, which are stored then."""
+    operands = draw(2, 2, 70, 70, 16, 16, ts.f32)
+    mask = ts.tensor(np.random.default_rng(5).standard_normal((1, 2, 70, 70)).astype(np.float32))
+
+    def loss(q, k, v, g, mask):
+        return (ts.scaled_dot_product_attention(q, k, v, mask) * g).sum()
+
+    *found, by_mask = ts.jit(ts.grad(loss, argnums=(0, 1, 2, 4)))(*operands, mask)
+    for ours, exact in zip(found, compute_exactly(operands, False, None, mask=mask.numpy()), strict=True):
+        np.testing.assert_allclose(ours.numpy(), exact, rtol=1e-3, atol=1e-4)
+    step = np.zeros(mask.shape, np.float32)
+    step[0, 1, 3, 4] = 1e-2
+    change = loss(*operands, mask + ts.tensor(step)) - loss(*operands, mask - ts.tensor(step))
+    np.testing.assert_allclose(by_mask[0, 1, 3, 4].item(), change.item() / 2e-2, rtol=2e-2)
+
+
+@pytest.mark.parametrize(("queries", "kernels"), [(1, {"attend_part", "combine_parts"}), (128, {"attend"})])
+def test_sums_that_nothing_needs(queries, kernels):
+    """It is attention then, with all its launches: of few queries in parts of the keys."""
+    q, k = ts.zeros((2, 4, queries, 64), ts.bf16), ts.zeros((2, 4, 2048, 64), ts.bf16)
+
+    def attend(q, k, v):
+        out, sums = attention_with_sums(q, k, v, causal=False, scale=0.125, weights=ts.bf16, window=0)
+        return out, (sums * 2.0)[:0]
+
+    module = driver.lower(ts.jit(lambda *args: attend(*args)[0]).trace(q, k, k).function, "ptx")["tile"]
+    assert {f.name for f in module.functions[1:]} == kernels
 
 
 PROCESSOR_CASES = {

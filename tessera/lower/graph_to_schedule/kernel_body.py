@@ -3,7 +3,7 @@ rule for each Graph op; then its adjacent dims that are walked as one are collap
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -22,6 +22,7 @@ from tessera.lower.indexing_maps import (
     TOTAL,
     AccessPoint,
     BodyIndexing,
+    IndexAtom,
     IndexDigit,
     IndexExpr,
     IndexGuard,
@@ -29,7 +30,9 @@ from tessera.lower.indexing_maps import (
     OpaqueIndex,
     add_exprs,
     analyse_body,
+    divide_expr,
     get_shape,
+    make_atom,
     make_bounds_guard,
     make_constant,
     make_index,
@@ -331,7 +334,10 @@ def _(body, node, point):
 
 
 ACCESSES = (schedule.load, schedule.store)
-DIM_OPS = (schedule.index, schedule.reduce, schedule.contract)
+REDUCTIONS = (schedule.reduce, schedule.contract)
+DIM_OPS = (schedule.index, *REDUCTIONS)
+LEAST_SHARED = 16  # ops on the number of a run of elements, for which the run is a dim of its own
+MOST_RUN = 8  # elements of a run
 
 
 @dataclass
@@ -345,6 +351,19 @@ class MemoryAccess:
         """Merge an axis and the next one."""
         self.shape[axis : axis + 2] = [self.shape[axis] * self.shape[axis + 1]]
         self.indices[axis : axis + 2] = [index]
+
+    def split_axes(self, whole: IndexExpr, split: Mapping[IndexExpr, IndexExpr], size: int) -> None:
+        """Change each index to what it is after a split; axes of this size that `whole` walks become two."""
+        axes = list(zip(self.shape, self.indices, strict=True))
+        self.shape, self.indices = [], []
+        for n, index in axes:
+            terms = split[index].terms if index == whole and n == size else ()  # of the runs, of the elements
+            if terms:
+                self.shape += [a.size for a, _ in terms]
+                self.indices += [make_atom(a) for a, _ in terms]
+            else:
+                self.shape.append(n)
+                self.indices.append(split[index])
 
     def merge_digits(self) -> None:
         """Merge the axes whose indices are digits of one number."""
@@ -394,12 +413,38 @@ def _split_at_stride(index: IndexExpr, size: Size) -> tuple[int, IndexExpr, Inde
 
 @dataclass
 class CollapsedKernel:
-    """A kernel: its dims and accesses; `pinned` are the dims whose index is used as a number, too."""
+    """A kernel: its dims and accesses, and the indices that are used as `numbers`, too; `pinned` dims stay."""
 
     dims: list[tuple[str, Size, str]]
     accesses: dict[Node, MemoryAccess]
+    numbers: dict[Value, IndexExpr]
     pinned: set[int]
     place: dict[int, int] = field(default_factory=dict)  # of each dim before
+
+    def __post_init__(self) -> None:
+        self.before = dict(self.numbers)
+
+    def is_moved(self, value: Value) -> bool:
+        """Whether a number has another expression than by the dims before, at their new places."""
+        moved = tuple((_move_atom(a, self.place.__getitem__), c) for a, c in self.before[value].terms)
+        return self.numbers[value] != IndexExpr(self.before[value].constant, moved)
+
+    def split_runs(self, dim: int, run: int) -> bool:
+        """Split a dim into its runs of so many elements and the elements of a run, if every index allows it."""
+        name, extent, kind = self.dims[dim]
+        assert isinstance(extent, int)
+        split = {i: _split_digits(i, dim, extent, run) for i in self.numbers.values()}
+        for access in self.accesses.values():
+            split |= {i: _split_digits(i, dim, extent, run) for i in access.indices}
+        if None in split.values():
+            return False
+        self.dims[dim : dim + 1] = [(name, extent // run, kind), (f"{name}_run", run, kind)]
+        for access in self.accesses.values():
+            access.split_axes(make_index(dim, extent), split, extent)  # type: ignore[arg-type]
+        self.numbers = {v: split[i] for v, i in self.numbers.items()}  # type: ignore[misc]
+        self.pinned = {d + (d > dim) for d in self.pinned}
+        self.place = {d: p + (p > dim) for d, p in self.place.items()}
+        return True
 
     def collapse_all(self) -> None:
         """Collapse adjacent dims while there are any."""
@@ -426,6 +471,10 @@ class CollapsedKernel:
             elif len(used) != 2:
                 return False
             pairs |= {} if axis is None else {node: axis}
+        found = {i: _join_dims(i, dim, high, low) for i in self.numbers.values() if {dim, dim + 1} & i.dims}
+        if None in found.values():
+            return False
+        joined |= found  # type: ignore[arg-type]
         self.dims[dim : dim + 2] = [(name, high * low, kind)]
         for node, access in self.accesses.items():
             if node in pairs:
@@ -433,6 +482,7 @@ class CollapsedKernel:
             else:
                 access.indices = [joined.get(i, i) for i in access.indices]
             access.indices = [_renumber(i, dim) for i in access.indices]
+        self.numbers = {v: _renumber(joined.get(i, i), dim) for v, i in self.numbers.items()}
         self.pinned = {d - (d > dim) for d in self.pinned}
         self.place = {d: p - (p > dim) for d, p in self.place.items()}
         return True
@@ -448,36 +498,104 @@ def _join_dims(expr: IndexExpr, dim: int, high: int, low: int) -> IndexExpr | No
     return add_exprs(rest, scale_expr(make_index(dim, high * low), inner))
 
 
+def _split_digits(expr: IndexExpr, dim: int, extent: int, run: int) -> IndexExpr | None:
+    """An index over a dim as one over its runs and the elements of a run, the next dim; None if it is no such index."""
+    high, low = make_index(dim, extent // run), make_index(dim + 1, run)
+    parts = [IndexExpr(expr.constant)]
+    for atom, by in expr.terms:
+        if dim not in atom.dims:
+            part: IndexExpr | None = make_atom(_move_atom(atom, lambda d: d + (d > dim)))
+        else:
+            part = _split_digit(atom, high, low, run) if isinstance(atom, IndexDigit) else None
+        if part is None:
+            return None
+        parts.append(scale_expr(part, by))
+    return add_exprs(*parts)
+
+
+def _split_digit(digit: IndexDigit, high: IndexExpr, low: IndexExpr, run: int) -> IndexExpr | None:
+    if (digit.divisor, digit.modulus) == (1, 0):
+        return add_exprs(scale_expr(high, run), low)
+    if (digit.divisor, digit.modulus) == (1, run):
+        return low
+    if isinstance(digit.divisor, int) and digit.divisor % run == 0:
+        return divide_expr(high, digit.divisor // run)[0] if digit.modulus == 0 else None
+    return None
+
+
+def _move_atom(atom: IndexAtom, move: Callable[[int], int]) -> IndexAtom:
+    """An atom after its dims have moved."""
+    if isinstance(atom, IndexDigit):
+        return replace(atom, dim=move(atom.dim))
+    return replace(atom, dims=frozenset(map(move, atom.dims)))
+
+
 def _renumber(expr: IndexExpr, collapsed: int) -> IndexExpr:
     """An index after the dim that follows `collapsed` is gone."""
-
-    def moved(atom: IndexDigit) -> IndexDigit:
-        return replace(atom, dim=atom.dim - (atom.dim > collapsed))
-
-    return IndexExpr(expr.constant, tuple((moved(a) if isinstance(a, IndexDigit) else a, c) for a, c in expr.terms))
+    return IndexExpr(expr.constant, tuple((_move_atom(a, lambda d: d - (d > collapsed)), c) for a, c in expr.terms))
 
 
-def find_pinned_dims(block: Block, found: BodyIndexing) -> set[int]:
-    """The dims whose index is more than a place in memory: a number, part of a mask, or that of a reduction."""
-    pinned = {n.attrs["dim"] for n in block.nodes if n.op in (schedule.reduce, schedule.contract)}
+def find_number_uses(block: Block, found: BodyIndexing) -> dict[Value, IndexExpr]:
+    """The indices that are more than a place in memory: a number, or part of a mask."""
+    numbers: dict[Value, IndexExpr] = {}
+    opaque = {v for v, i in found.exprs.items() if any(a.dims and isinstance(a, OpaqueIndex) for a, _ in i.terms)}
     for node in block.nodes:
         last = 1 + (node.op is schedule.store)
         places = range(last, last + node.args[0].type.rank) if node.op in ACCESSES else ()
-        if node.results and node.out in found.exprs and node.op not in ACCESSES:
+        if node.results and node.out in found.exprs and node.out not in opaque and node.op not in ACCESSES:
             continue
         for position, value in enumerate(node.args):
-            if position not in places and value in found.exprs:
-                pinned |= found.exprs[value].dims
-    return pinned
+            if position not in places and value in found.exprs and value not in opaque:
+                numbers[value] = found.exprs[value]
+    return numbers
 
 
-def collapse_dims(
-    block: Block, dims: KernelDims, splits: bool = False
-) -> tuple[Block, KernelDims, list[tuple[int, tuple[Size, ...]]]]:
+def find_runs(block: Block, found: BodyIndexing) -> tuple[int, int] | None:
+    """A dim and the length of its runs, if much is computed from the numbers of runs alone: random words (Philox gives
+    four at once). The elements of a run then share it.
+    """
+    if any(n.op in REDUCTIONS for n in block.nodes):
+        return None
+    numbers = find_number_uses(block, found)
+    digits = {a for i in numbers.values() for a, _ in i.terms if isinstance(a, IndexDigit)}
+    for dim, run in sorted({(a.dim, a.divisor) for a in digits if isinstance(a.divisor, int) and a.divisor > 1}):
+        extent = found.dims[dim][1]
+        if run > MOST_RUN or not isinstance(extent, int) or extent % run or extent <= run:
+            continue
+        runs = {a for a in digits if a.dim == dim and a.divisor % run == 0}
+        shared = {v for v, i in numbers.items() if {a for a, _ in i.terms if dim in a.dims} <= runs}
+        before = len(shared)
+        for node in block.nodes:
+            over = [v for v in node.args if dim in found.depends[v]]
+            if node.op.pointwise and over and shared.issuperset(over):
+                shared.add(node.out)
+        if len(shared) - before >= LEAST_SHARED:
+            return dim, run
+    return None
+
+
+Views = list[tuple[int, tuple[Size, ...]]]
+
+
+def collapse_dims(block: Block, dims: KernelDims, splits: bool = False) -> tuple[Block, KernelDims, Views]:
     """The body and dims after collapsing; for each of its parameters the number of the one before, and its shape.
 
-    `splits`: what two dims of a reduction read of an axis are blocks of memory viewed as rows.
+    `splits`: what two dims of a reduction read of an axis are blocks of memory viewed as rows. A dim is split where
+    runs of its elements share much.
     """
+    block, dims, views = _change_dims(block, dims, None, splits)
+    if len(block.nodes) >= LEAST_SHARED and any(n.op is e.floor_divide for n in block.nodes):
+        runs = find_runs(block, analyse_body(block, dims))
+        if runs is not None:
+            block, dims, parts = _change_dims(block, dims, runs, splits)
+            views = [(views[number][0], shape) for number, shape in parts]
+    return block, dims, views
+
+
+def _change_dims(
+    block: Block, dims: KernelDims, runs: tuple[int, int] | None, splits: bool
+) -> tuple[Block, KernelDims, Views]:
+    """A body with other dims: split into runs, if given, then collapsed."""
     found = analyse_body(block, dims)
     accesses = {
         n: MemoryAccess(list(n.args[0].type.shape), found.indices(n))
@@ -486,7 +604,11 @@ def collapse_dims(
     }
     for access in accesses.values():
         access.merge_digits()
-    kernel = CollapsedKernel(list(dims), accesses, find_pinned_dims(block, found), {d: d for d in range(len(dims))})
+    pinned = {n.attrs["dim"] for n in block.nodes if n.op in REDUCTIONS}
+    place = {d: d for d in range(len(dims))}
+    kernel = CollapsedKernel(list(dims), accesses, find_number_uses(block, found), pinned, place)
+    if runs is not None:
+        kernel.split_runs(*runs)
     kernel.collapse_all()
     if splits and not any(n.op is schedule.contract for n in block.nodes):
         for node, access in accesses.items():
@@ -506,7 +628,7 @@ class _BodyCopy:
         self.made = {n.out: n for n in block.nodes if n.results}
         self.params: dict[tuple[int, tuple[Size, ...]], Value] = {}
         self.indices: dict[IndexExpr, Value] = {}
-        self.views: list[tuple[int, tuple[Size, ...]]] = []
+        self.views: Views = []
 
     def run(self) -> Block:
         """The new body; its last parameters are the memory that it writes."""
@@ -547,7 +669,9 @@ class _BodyCopy:
         return self.params[key]
 
     def _value(self, value: Value) -> Value:
-        if value not in self.env:
+        if value not in self.env and value in self.kernel.numbers and self.kernel.is_moved(value):
+            self.env[value] = self._index(self.kernel.numbers[value])
+        elif value not in self.env:
             self._copy(self.made[value])
         return self.env[value]
 

@@ -1,9 +1,12 @@
-"""Moment merging: sums of squared distances of long rows from the moments of their parts (Chan, Golub and LeVeque,
-Updating Formulae and a Pairwise Algorithm for Computing Sample Variances, 1979).
+"""Moment merging: statistics of long rows that need another one of the same row, from those of their parts.
 
-A variance subtracts a mean that is known once a row was read, so that a row which no program holds is read twice. A
-part that a program holds is read once, for its sum and for the squared distances from its own mean m; those from any
-other centre c are more by the number of its elements times (m - c)².
+A variance subtracts a mean, and a softmax a maximum, that is known once a row was read, so that a row which no program
+holds is read twice. A part that a program holds is read once:
+- for its sum and for the squared distances from its own mean m; those from any other centre c are more by the number
+  of its elements times (m - c)² (Chan, Golub and LeVeque, Updating Formulae and a Pairwise Algorithm for Computing
+  Sample Variances, 1979);
+- for its maximum m and the sum of exp(x - m), which times exp(m - c) is that of exp(x - c) (Milakov and Gimelshein,
+  Online Normalizer Calculation for Softmax, 2018).
 """
 
 from __future__ import annotations
@@ -14,7 +17,7 @@ from dataclasses import dataclass
 from typing import cast
 
 from tessera.core.symbolic_dim import symbol_names
-from tessera.ir.core import Function, Node, Value
+from tessera.ir.core import Function, Node, Op, Value
 from tessera.ir.rewrite import RewritePatterns, Rewriter, UseDef, rewrite_function
 from tessera.ir.tensor import Tensor
 from tessera.lower.indexing_maps import get_shape, get_tensor_type
@@ -22,29 +25,45 @@ from tessera.lower.lowering_plan import LoweringPlan
 from tessera.lower.passes.reduction_splitting import SplitOperand, find_flat_chain
 from tessera.ops.tensor import basic, elementwise, reduce, shape
 from tessera.ops.tensor.reduce import reciprocal_count
-from tessera.ops.tensor.shape import permute, reshape
+from tessera.ops.tensor.shape import iota, pad, permute, reshape
 
 LEAST_PART, MOST_PART = 1024, 8192  # elements of a part of a row
+FILLED_PART = 2048  # elements of a part of a row that no length of parts divides
 LEAST_ROW = 32  # elements of a row that is a part of its own
 VECTOR = 4  # elements of f32 that a thread loads at once
 
 
 @dataclass(frozen=True)
 class RowParts:
-    """Rows along the last axes of an array, in `count` parts of `length` elements; `lead` are the axes before them."""
+    """Rows along the last axes of an array, in `count` parts of `length` elements; `lead` are the axes before them.
+
+    The last part of a row lacks `missing` elements.
+    """
 
     lead: tuple[int, ...]
     count: int
     length: int
+    missing: int = 0
 
     def fold(self, x: Tensor) -> Tensor:
         """The parts of all rows, [R, length]."""
-        return reshape(x, shape=(math.prod(self.lead) * self.count, self.length))
+        rows = math.prod(self.lead)
+        if self.missing:
+            x = reshape(x, shape=(rows, self.count * self.length - self.missing))
+            x = pad(x, low=(0, 0), high=(0, self.missing), value=0)
+        return reshape(x, shape=(rows * self.count, self.length))
 
     def read(self, rewriter: Rewriter, x: Value) -> Tensor:
-        """The parts of the rows of x; what computes it element by element computes those of what it reads."""
+        """The parts of the rows of x, minus infinity for what they lack; what computes it element by element computes
+        those of what it reads."""
         chain = find_flat_chain(rewriter.uses, x)
-        return SplitOperand(rewriter, x, rewriter.new(x), get_shape(x), chain).view(self.fold)
+        rows = SplitOperand(rewriter, x, rewriter.new(x), get_shape(x), chain).view(self.fold)
+        if not self.missing:
+            return rows
+        part, place = (iota(shape=rows.shape, axis=a) for a in (0, 1))
+        end = self.count * self.length - self.missing
+        held = elementwise.less(elementwise.remainder(part, self.count) * self.length + place, end)
+        return elementwise.where(held, rows, -math.inf)
 
     def unfold(self, numbers: Tensor) -> Tensor:
         """Numbers of all parts, [R, 1], by the axes before the rows and the parts of a row."""
@@ -52,10 +71,10 @@ class RowParts:
 
 
 @dataclass(frozen=True)
-class SquaredDistances:
-    """The sum of (x - centre)² over axes, where the centre depends on the sum of x over the same axes (`total`)."""
+class MergedStatistic:
+    """A sum over axes of what depends on x and on a centre, which depends on another statistic of the same rows."""
 
-    total: Node
+    first: Node  # the other statistic
     x: Value
     centre: Value  # of size 1 along the axes
     parts: RowParts
@@ -73,41 +92,64 @@ class SquaredDistances:
         turned = held if order == tuple(range(held.ndim)) else permute(held, axes=order)
         return reshape(turned, shape=(*sizes, held.size // math.prod(sizes)))
 
-    def add_distances(self, rows: Tensor, sums: Tensor, centre: Tensor) -> Tensor:
+    def combine_first(self, numbers: Tensor) -> Tensor:
+        """The other statistic from those of the parts."""
+        return reduce_rows(self.first.op, self.turn(numbers))
+
+    def combine(self, rows: Tensor, numbers: Tensor, centre: Tensor) -> Tensor:
+        """The sum from the parts' elements and the other statistic of each."""
+        raise NotImplementedError
+
+
+class SquaredDistances(MergedStatistic):
+    """The sum of (x - centre)², where the centre depends on the sum of x."""
+
+    def combine(self, rows: Tensor, numbers: Tensor, centre: Tensor) -> Tensor:
         """The sum of squared distances from that of each part from its own mean."""
         share = reciprocal_count(self.parts.length)
-        apart = rows - sums * share
+        apart = rows - numbers * share
         within = self.turn(reduce.sum(apart * apart, axis=(1,), keepdims=True))
-        between = self.turn(sums) * share - reshape(centre, shape=(*within.shape[:-1], 1))
-        return add_rows(within + between * between * float(self.parts.length))
+        between = self.turn(numbers) * share - reshape(centre, shape=(*within.shape[:-1], 1))
+        return reduce_rows(reduce.sum, within + between * between * float(self.parts.length))
 
 
-def add_rows(numbers: Tensor) -> Tensor:
-    """The sums of rows, which keep their axis."""
-    return cast(Tensor, reduce.sum(numbers, axis=(-1,), keepdims=True))
+class ShiftedExponentials(MergedStatistic):
+    """The sum of exp(x - centre), where the centre is the maximum of x, or a constant where that is not finite."""
+
+    def combine(self, rows: Tensor, numbers: Tensor, centre: Tensor) -> Tensor:
+        """The sum of exponentials from that of each part relative to its own maximum, or to 0 if that is infinite."""
+        shift = elementwise.where(elementwise.equal(elementwise.abs(numbers), math.inf), 0.0, numbers)
+        within = self.turn(reduce.sum(elementwise.exp(rows - shift), axis=(1,), keepdims=True))
+        scale = elementwise.exp(self.turn(numbers) - reshape(centre, shape=(*within.shape[:-1], 1)))
+        return reduce_rows(reduce.sum, within * scale)
+
+
+def reduce_rows(op: Op, numbers: Tensor) -> Tensor:
+    """The sums or maxima of rows, which keep their axis."""
+    return cast(Tensor, op(numbers, axis=(-1,), keepdims=True))
 
 
 def merge_moments(function: Function, plan: LoweringPlan) -> Function:
-    """Variances of rows that no program holds read what they are of once."""
+    """Variances and sums of exponentials of rows that no program holds read what they are of once."""
     if plan.parallel is None or not plan.shares_rows:
         return function
     uses = UseDef(function)
-    found = {node: pair for node in function.body.nodes if (pair := match_squared_distances(uses, node, plan))}
-    totals = {pair.total: pair for pair in found.values()}
-    moments: dict[Node, tuple[Tensor, Tensor]] = {}
+    found = {node: match for node in function.body.nodes if (match := match_statistic(uses, node, plan))}
+    firsts = {match.first: match for match in found.values()}
+    parts: dict[Node, tuple[Tensor, Tensor]] = {}
     patterns = RewritePatterns("moment merging", same_types=True)
 
-    @patterns(reduce.sum)
+    @patterns(reduce.sum, reduce.max)
     def _(rewriter: Rewriter, node: Node, args: list[Value]) -> Value | None:
-        if node in totals:
-            pair = totals[node]
-            rows = pair.parts.read(rewriter, pair.x)
-            sums = reduce.sum(rows, axis=(1,), keepdims=True)
-            moments[node] = rows, sums
-            result = add_rows(pair.turn(sums))
+        if node in firsts:
+            match = firsts[node]
+            rows = match.parts.read(rewriter, match.x)
+            numbers = cast(Tensor, node.op(rows, axis=(1,), keepdims=True))
+            parts[node] = rows, numbers
+            result = match.combine_first(numbers)
         elif node in found:
-            pair = found[node]
-            result = pair.add_distances(*moments[pair.total], Tensor(rewriter.new(pair.centre)))
+            match = found[node]
+            result = match.combine(*parts[match.first], Tensor(rewriter.new(match.centre)))
         else:
             return None
         return reshape(result, shape=get_shape(node.out)).data
@@ -115,15 +157,22 @@ def merge_moments(function: Function, plan: LoweringPlan) -> Function:
     return rewrite_function(function, patterns, remove_dead=True) if found else function
 
 
-def match_squared_distances(uses: UseDef, node: Node, plan: LoweringPlan) -> SquaredDistances | None:
-    """A node as a sum of squared distances of rows that no program of the target holds, or None."""
-    squares, axes, square = next(
-        ((v, at, made) for v, at in list_summed(uses, node) if (made := uses.get(v)) and made.op is elementwise.mul),
-        (None, (), None),
-    )
-    if squares is None or square is None or square.args[0] is not square.args[1]:
-        return None
-    difference = uses.get(square.args[0])
+def match_statistic(uses: UseDef, node: Node, plan: LoweringPlan) -> MergedStatistic | None:
+    """A node as a statistic of rows that no program of the target holds, which reads them twice, or None."""
+    for value, axes in list_reduced(uses, node, reduce.sum):
+        made = uses.get(value)
+        if made is not None and made.op is elementwise.mul and made.args[0] is made.args[1]:
+            return _match_centred(uses, node, made.args[0], axes, plan, SquaredDistances)
+        if made is not None and made.op is elementwise.exp:
+            return _match_centred(uses, node, made.args[0], axes, plan, ShiftedExponentials)
+    return None
+
+
+def _match_centred(
+    uses: UseDef, node: Node, value: Value, axes: tuple[int, ...], plan: LoweringPlan, kind: type[MergedStatistic]
+) -> MergedStatistic | None:
+    """The statistic of a value that is x - centre."""
+    difference = uses.get(value)
     if difference is None or difference.op is not elementwise.sub:
         return None
     x, spread = difference.args
@@ -131,21 +180,21 @@ def match_squared_distances(uses: UseDef, node: Node, plan: LoweringPlan) -> Squ
     if type.policy is not None or not type.dtype.is_float or type.dtype.bits < 32 or symbol_names(type.shape):
         return None
     sizes = tuple(int(n) for n in type.shape)
-    if math.prod(sizes[a] for a in axes) <= plan.row_limit or get_shape(squares) != sizes:
+    if math.prod(sizes[a] for a in axes) <= plan.row_limit or get_shape(value) != sizes:
         return None
     if find_flat_chain(uses, x) is None:  # rows of parts would be copied
         return None
-    parts, centre = divide_rows(sizes, axes), _find_narrow(uses, spread, sizes, axes)
-    total = None if centre is None else next(_find_totals(uses, centre, x, axes), None)
-    if parts is None or centre is None or total is None or uses.block_of(total) is not uses.block_of(node):
+    parts, centre = divide_rows(sizes, axes, kind is ShiftedExponentials), _find_narrow(uses, spread, sizes, axes)
+    first = None if centre is None else next(_find_firsts(uses, centre, x, axes, kind), None)
+    if parts is None or centre is None or first is None or uses.block_of(first) is not uses.block_of(node):
         return None
     lead = len(parts.lead)
-    return SquaredDistances(total, x, centre, parts, tuple(sorted({min(a, lead) for a in axes})))
+    return kind(first, x, centre, parts, tuple(sorted({min(a, lead) for a in axes})))
 
 
-def list_summed(uses: UseDef, node: Node) -> Iterator[tuple[Value, tuple[int, ...]]]:
-    """What a sum adds up, and along which axes: as it is written, and before these axes became the last one."""
-    if node.op is not reduce.sum:
+def list_reduced(uses: UseDef, node: Node, op: Op) -> Iterator[tuple[Value, tuple[int, ...]]]:
+    """What a reduction reads, and along which axes: as it is written, and before these axes became the last one."""
+    if node.op is not op:
         return
     rank = len(get_shape(node.args[0]))
     axes = tuple(sorted(a % rank for a in node.attrs["axis"]))
@@ -162,8 +211,11 @@ def list_summed(uses: UseDef, node: Node) -> Iterator[tuple[Value, tuple[int, ..
         yield held, tuple(sorted(order[rank - 1 :]))
 
 
-def divide_rows(sizes: tuple[int, ...], axes: tuple[int, ...]) -> RowParts | None:
-    """The parts of rows along the reduced axes that are last; None where no divisor fits, or these axes are short."""
+def divide_rows(sizes: tuple[int, ...], axes: tuple[int, ...], fills: bool = False) -> RowParts | None:
+    """The parts of rows along the reduced axes that are last; None where no divisor fits, or these axes are short.
+
+    `fills`: where no divisor fits the last part lacks elements.
+    """
     first = next((a + 1 for a in range(len(sizes) - 1, -1, -1) if a not in axes), 0)
     length = math.prod(sizes[first:])
     if first == len(sizes) or length < LEAST_ROW:
@@ -173,6 +225,9 @@ def divide_rows(sizes: tuple[int, ...], axes: tuple[int, ...]) -> RowParts | Non
     divisors = [n for n in range(LEAST_PART, MOST_PART + 1) if length % n == 0]
     # Threads are a power of two: they should have the same number of elements.
     best = max(divisors, key=lambda n: (n % VECTOR == 0, n / (1 << (n - 1).bit_length()), n), default=None)
+    if best is None and fills:
+        count = -(-length // FILLED_PART)
+        return RowParts(sizes[:first], count, FILLED_PART, count * FILLED_PART - length)
     return None if best is None else RowParts(sizes[:first], length // best, best)
 
 
@@ -186,14 +241,26 @@ def _find_narrow(uses: UseDef, value: Value, sizes: tuple[int, ...], axes: tuple
     return node.args[0] if held == wanted[len(wanted) - len(held) :] and math.prod(held) == math.prod(wanted) else None
 
 
-def _find_totals(uses: UseDef, value: Value, x: Value, axes: tuple[int, ...]) -> Iterator[Node]:
-    """The sums of x over axes from which a value is computed, element by element."""
+def _find_firsts(
+    uses: UseDef, value: Value, x: Value, axes: tuple[int, ...], kind: type[MergedStatistic]
+) -> Iterator[Node]:
+    """The statistics of x over axes from which a centre is computed, element by element."""
+    op, between = FIRSTS[kind]
     node = uses.get(value)
     if node is None:
         return
-    if node.op is reduce.sum:
-        if (x, axes) in list_summed(uses, node):
+    if node.op is op:
+        if (x, axes) in list_reduced(uses, node, op):
             yield node
-    elif node.op.pointwise or node.op in (basic.broadcast_to, shape.reshape):
-        for each in node.args:
-            yield from _find_totals(uses, each, x, axes)
+    elif (
+        node.op in (basic.broadcast_to, shape.reshape) or (between is None and node.op.pointwise) or node.op is between
+    ):
+        for each in node.args[node.op is elementwise.where :]:
+            yield from _find_firsts(uses, each, x, axes, kind)
+
+
+# The statistic that a centre depends on, and the pointwise op that may lie between (None: any).
+FIRSTS: dict[type[MergedStatistic], tuple[Op, Op | None]] = {
+    SquaredDistances: (reduce.sum, None),
+    ShiftedExponentials: (reduce.max, elementwise.where),
+}

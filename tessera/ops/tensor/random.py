@@ -29,8 +29,8 @@ from tessera.ir.rules import STORAGE, error, op
 from tessera.ir.tensor import Tensor, move
 from tessera.ops.tensor.argument_checks import F, check_arguments, collect_sizes
 from tessera.ops.tensor.basic import cast, coerce_plain, full, parse_shape
-from tessera.ops.tensor.elementwise import cos, less, log, sqrt
-from tessera.ops.tensor.shape import concatenate, count_elements, expand_dims, iota, reshape, slice_
+from tessera.ops.tensor.elementwise import cos, equal, less, log, sqrt, where
+from tessera.ops.tensor.shape import count_elements, iota, reshape, slice_
 from tessera.ops.tensor.sorting import argsort
 
 RANDOM_STATE_NAMES = ("random_seed", "random_offset")  # of the hidden parameters of a compiled program
@@ -221,13 +221,10 @@ class Generator:
         if isinstance(amount, Dim):
             self.advance(1)
             return full(shape=(amount,), value=0, dtype=int64)
-        blocks = -(-amount // 4)
-        seed, first = self.advance(blocks)
+        seed, first = self.advance(-(-amount // 4))
         if not isinstance(seed, Tensor) and isinstance(first, int) and CURRENT_BUILDER.get() is None:
-            flat = _draw_at_once(int(seed), first, blocks)
-        else:
-            flat = _draw_blocks(seed if isinstance(seed, Tensor) else int(seed), first, blocks)
-        return flat if 4 * blocks == amount else slice_(flat, start=(0,), stop=(amount,))
+            return _draw_at_once(int(seed), first, amount)
+        return _draw_words(seed if isinstance(seed, Tensor) else int(seed), first, amount)
 
     @outside_numerics
     def uniform(self, amount: Size, dtype: DType) -> Tensor:
@@ -239,16 +236,23 @@ class Generator:
         return cast((high >> 5) * 2**26 + (low >> 6), dtype=f64) * UNIT_53
 
 
-def _draw_blocks(seed: Any, first: Any, blocks: int) -> Tensor:
-    """The words of so many blocks from `first` on."""
-    counter = iota(shape=(blocks,)) + first
-    zero = full(shape=(blocks,), value=0, dtype=int64)
-    found = philox_4x32((counter & LOW_32_BITS, counter >> 32, zero, zero), _split_seed(seed))
-    return reshape(concatenate([expand_dims(w, 1) for w in found], axis=1), shape=(4 * blocks,))
+def _draw_words(seed: Any, first: Any, amount: int) -> Tensor:
+    """So many words from block `first` on.
+
+    Each element computes its block and takes one word of it, so that all is pointwise: it is fused with what uses it.
+    """
+    place = iota(shape=(amount,))
+    counter = place // 4 + first
+    zero = full(shape=(amount,), value=0, dtype=int64)
+    *found, word = philox_4x32((counter & LOW_32_BITS, counter >> 32, zero, zero), _split_seed(seed))
+    for number, other in enumerate(found):
+        word = where(equal(place % 4, number), other, word)
+    return word
 
 
-def _draw_at_once(seed: int, first: int, blocks: int) -> Tensor:
-    """As `_draw_blocks`, of known numbers, in parts: what the rounds compute stays in a cache."""
+def _draw_at_once(seed: int, first: int, amount: int) -> Tensor:
+    """As `_draw_words`, of known numbers, in parts: what the rounds compute stays in a cache."""
+    blocks = -(-amount // 4)
     words = np.empty((blocks, 4), np.int64)
     for start in range(0, blocks, BLOCKS_OF_PART):
         part = words[start : start + BLOCKS_OF_PART]
@@ -257,7 +261,7 @@ def _draw_at_once(seed: int, first: int, blocks: int) -> Tensor:
         found = philox_4x32((counter & LOW_32_BITS, counter >> 32, zero, zero), _split_seed(seed))
         for column, word in enumerate(found):
             part[:, column] = word
-    return Tensor(words.reshape(-1))
+    return Tensor(words.reshape(-1)[:amount])
 
 
 def _split_seed(seed: Any) -> tuple[Any, Any]:

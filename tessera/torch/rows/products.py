@@ -10,6 +10,7 @@ from tessera.ir.tensor import Tensor
 from tessera.ops.tensor import elementwise as e
 from tessera.ops.tensor import reduce as r
 from tessera.ops.tensor.attention import scaled_dot_product_attention
+from tessera.ops.tensor.attention_gradients import attention_gradients, attention_with_sums
 from tessera.ops.tensor.contractions import matmul
 from tessera.ops.tensor.matrices import matrix_transpose
 from tessera.ops.tensor.rearrange import pad
@@ -68,8 +69,25 @@ def _attend(
     q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, causal: bool, scale: float | None
 ) -> tuple[Tensor, Tensor]:
     """The result, and the logarithm of each query's sum of weights, in f32."""
-    out = scaled_dot_product_attention(q, k, v, bias, causal=causal, scale=scale)
-    return out, r.logsumexp(_scores(q, k, bias, causal, scale), axis=-1)
+    if k.shape[-2] == 0:
+        out = scaled_dot_product_attention(q, k, v, bias, causal=causal, scale=scale)
+        return out, r.logsumexp(_scores(q, k, bias, causal, scale), axis=-1)
+    out, sums = attention_with_sums(q, k, v, *_list_masks(q, bias), **_name_constants(q, causal, scale))
+    return out, sums * math.log(2)
+
+
+def _list_masks(q: Tensor, bias: Tensor | None) -> list[Tensor]:
+    """A bias as the mask operand of attention, if there is one."""
+    if bias is not None and bias.dtype.kind == "bool":
+        bias = convert(e.where(bias, 0.0, -math.inf), q.dtype)
+    return [] if bias is None else [bias]
+
+
+def _name_constants(q: Tensor, causal: bool, scale: float | None) -> dict[str, Any]:
+    """The attributes of attention that is recorded for its gradients."""
+    factor = 1.0 / math.sqrt(q.shape[-1]) if scale is None else scale
+    weights = q.dtype if q.dtype.bits == 16 else q.type.compute
+    return {"causal": causal, "scale": factor, "weights": weights, "window": 0}
 
 
 def _scores(q: Tensor, k: Tensor, bias: Tensor | None, causal: bool, scale: float | None) -> Tensor:
@@ -145,6 +163,18 @@ def _attention_gradients(
     g: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, log_sum: Tensor, bias: Tensor | None, causal: bool,
     scale: float | None,
 ) -> tuple[Tensor, ...]:  # fmt: skip
+    """The derivatives by q, k and v, whose weights are computed again (Dao 2023)."""
+    if k.shape[-2] == 0:
+        return _attention_gradients_by_scores(g, q, k, v, out, log_sum, bias, causal, scale)[:3]
+    sums = e.where(e.equal(log_sum, -math.inf), 0.0, log_sum * math.log2(math.e))
+    constants = _name_constants(q, causal, scale)
+    return attention_gradients(q, k, v, out, sums, g, *_list_masks(q, bias), **constants)  # type: ignore[no-any-return]
+
+
+def _attention_gradients_by_scores(
+    g: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, log_sum: Tensor, bias: Tensor | None, causal: bool,
+    scale: float | None,
+) -> tuple[Tensor, ...]:  # fmt: skip
     """The derivatives by q, k, v and the scores (Dao et al. 2022, algorithm 4)."""
     factor = 1.0 / math.sqrt(q.shape[-1]) if scale is None else scale
     gw, ow, vw = wide(g), wide(out), wide(_repeat_heads(v, q))
@@ -167,7 +197,7 @@ def _join_heads(g: Tensor, x: Tensor) -> Tensor:
 
 @aten("_scaled_dot_product_flash_attention_for_cpu_backward.default")
 def _(g, q, k, v, out, logsumexp, dropout_p, is_causal, attn_mask=None, scale=None):
-    return _attention_gradients(g, q, k, v, out, logsumexp, attn_mask, is_causal, scale)[:3]
+    return _attention_gradients(g, q, k, v, out, logsumexp, attn_mask, is_causal, scale)
 
 
 @aten("_scaled_dot_product_flash_attention_backward.default")
@@ -175,7 +205,7 @@ def _(
     g, q, k, v, out, logsumexp, cum_seq_q, cum_seq_k, max_q, max_k, dropout_p, is_causal, philox_seed, philox_offset,
     scale=None,
 ):  # fmt: skip
-    return _attention_gradients(g, q, k, v, out, logsumexp, None, is_causal, scale)[:3]
+    return _attention_gradients(g, q, k, v, out, logsumexp, None, is_causal, scale)
 
 
 @aten("_scaled_dot_product_efficient_attention_backward.default")
@@ -183,10 +213,11 @@ def _(
     g, q, k, v, attn_bias, out, logsumexp, philox_seed, philox_offset, dropout_p, grad_input_mask, is_causal=False,
     scale=None,
 ):  # fmt: skip
-    log_sum = logsumexp[:, :, : q.shape[-2]]
-    *found, by_scores = _attention_gradients(g, q, k, v, out, log_sum, attn_bias, is_causal, scale)
-    by_bias = _unbroadcast(by_scores, attn_bias) if attn_bias is not None and grad_input_mask[3] else None
-    return (*found, by_bias)
+    given = (g, q, k, v, out, logsumexp[:, :, : q.shape[-2]], attn_bias, is_causal, scale)
+    if attn_bias is None or not grad_input_mask[3]:
+        return (*_attention_gradients(*given), None)
+    *found, by_scores = _attention_gradients_by_scores(*given)
+    return (*found, _unbroadcast(by_scores, attn_bias))
 
 
 def _unbroadcast(g: Tensor, x: Tensor) -> Tensor:
@@ -199,4 +230,4 @@ def _(
     g, q, k, v, out, logsumexp, philox_seed, philox_offset, attn_bias, cum_seq_q, cum_seq_k, max_q, max_k, dropout_p,
     is_causal, scale=None,
 ):  # fmt: skip
-    return _attention_gradients(g, q, k, v, out, squeeze(logsumexp, axis=-1), attn_bias, is_causal, scale)[:3]
+    return _attention_gradients(g, q, k, v, out, squeeze(logsumexp, axis=-1), attn_bias, is_causal, scale)

@@ -15,16 +15,17 @@ from tessera.transforms.autodiff.linearisation import Dual, call_jvp_rules
 
 @call_jvp_rules(scaled_dot_product_attention)
 def _(node: Any, duals: list[Dual], walk: Any, reverse: bool) -> Sequence[Dual]:
-    q, k, *_ = primals = [d.primal for d in duals]
-    # Masks, capped scores and no keys are left to the derivatives of the lowering.
-    if not reverse or len(duals) > 3 or node.attrs["softcap"] or 0 in (*q.shape, *k.shape):
+    q, k, v, *mask = primals = [d.primal for d in duals]
+    # Derivatives by a mask, capped scores and no keys are left to the derivatives of the lowering.
+    by_mask = any(d.tangent is not None for d in duals[3:])
+    if not reverse or by_mask or node.attrs["softcap"] or 0 in (*q.shape, *k.shape):
         return walk(lower_node(node), *duals)  # type: ignore[no-any-return]
     attrs = {name: node.attrs[name] for name in ("causal", "scale", "weights", "window")}
     out, sums = attention_with_sums(*primals, **attrs)
-    moves = [d.tangent is not None for d in duals]
+    moves = [d.tangent is not None for d in duals[:3]]
 
     def pull(residuals: Sequence[Tensor], g: Sequence[Tensor]) -> list[Tensor]:
-        found = attention_gradients(*residuals, *g, **attrs)
+        found = attention_gradients(*residuals[:5], *g, *residuals[5:], **attrs)
         return [x for x, moved in zip(found, moves, strict=True) if moved]
 
-    return add_transpose_call(pull, [*primals, out, sums], duals, [out])
+    return add_transpose_call(pull, [q, k, v, out, sums, *mask], duals, [out])
