@@ -79,6 +79,15 @@ def folded_rows(x, out, *, COLUMNS: int = 4):
     turned = tile.reshape(tile.transpose(halves), shape=(COLUMNS,))
     out[turned * 0 + i, turned] = v - 1.0
 """,
+    "met_rows": """
+@ts.kernel
+def met_rows(x, totals, out, *, COLUMNS: int = 4):
+    i = tile.program_id(0)
+    v = tile.load(x[i : i + 1, 0:COLUMNS])
+    tile.store(totals[i : i + 1], tile.cast(tile.sum(v * 0.25, axis=1), x.dtype))
+    tile.grid_barrier()
+    tile.store(out[i : i + 1, 0:COLUMNS], v + tile.reshape(tile.load(totals[0:1]), shape=(1, 1)))
+""",
     "shared_edges": """
 @ts.kernel
 def shared_edges(x, out, *, BN: int = 4):
@@ -115,5 +124,6 @@ def _launch(c: Choices, _pool: ValuePool, name: str) -> str:
         f"ts.launch(parted, ({down},), {name}, {like}, {like}, BM={high}, COLUMNS={columns})[{c.draw(2)}]",
         f"ts.launch(placed_rows, ({rows},), {name}, ts.flip(ts.arange({rows}), 0), {like}, COLUMNS={columns})",
         f"ts.launch(shared_edges, ({rows}, {across}), {name}, {like}, BN={wide})",
+        f"ts.launch(met_rows, ({rows},), {name}, {column}, {like}, COLUMNS={columns})[1]",
         f"ts.launch(folded_rows, ({rows},), {name}, {like}, COLUMNS={columns})",
     ))  # fmt: skip
