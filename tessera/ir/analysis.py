@@ -162,6 +162,7 @@ UNBOUNDED: Interval = (-math.inf, math.inf)
 ROUNDED_OPS = frozenset(
     f"ts.{name}" for name in "add sub mul maximum minimum cast reshape permute slice broadcast".split()
 )
+DEEP_INTERVALS = 50  # values under way, from which on operands come first
 ROUNDING, FLUSHED, MAX_ROUNDED = 2.0**-22, 2.0**-126, 2.0**100
 
 # rule(analysis, node) gives the interval of the result.
@@ -183,13 +184,31 @@ class IntervalAnalysis:
     def __init__(self, producers: Mapping[Value, Node], grid: Sequence[float] | None) -> None:
         self.producers, self.grid = producers, grid
         self.known: dict[Value, Interval] = {}
+        self._depth = 0  # of the values under way
 
     def of(self, v: Value) -> Interval:
         """The interval of a value: the least and the greatest number that it may be."""
         if v not in self.known:
             node = self.producers.get(v)
+            if self._depth == DEEP_INTERVALS:
+                for each in reversed(self._list_operands(v)):
+                    self.of(each)
+            self._depth += 1
             self.known[v] = self._find(v, node) if node is not None else find_type_bounds(v)
+            self._depth -= 1
         return self.known[v]
+
+    def _list_operands(self, v: Value) -> list[Value]:
+        """What the interval of a value depends on and is not known, roughly what is computed of others first: a long
+        chain of them would take more calls in one another than Python has."""
+        found, work = dict[Value, None](), [v]
+        while work:
+            node = self.producers.get(work.pop())
+            for operand in node.args if node is not None and node.op in interval_rules else ():
+                if operand not in self.known and operand not in found and operand in self.producers:
+                    found[operand] = None
+                    work.append(operand)
+        return list(found)
 
     def _find(self, v: Value, node: Node) -> Interval:
         rule, limits = interval_rules.get(node.op), find_type_bounds(v)

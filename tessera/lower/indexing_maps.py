@@ -356,6 +356,17 @@ class AccessPoint:
         dims = iter(sorted(self.dims))
         return list(self.indices) == [ZERO if n == 1 else make_index(next(dims, -1), n) for n in sizes]
 
+    def is_torn(self, sizes: Sequence[Size]) -> bool:
+        """Whether an axis of one element has digits of a dim that another axis walks, too.
+
+        They are 0 under a guard alone. Without them, the elements of a block lie apart.
+        """
+        single, others = (
+            frozenset().union(*(i.dims for i, n in zip(self.indices, sizes, strict=True) if (n == 1) == alone))
+            for alone in (True, False)
+        )
+        return bool(single & others)
+
     def moved(self, indices: Sequence[IndexExpr], *guards: IndexGuard) -> AccessPoint:
         """The access at other indices, under these guards and more."""
         return AccessPoint(tuple(indices), self.guards + tuple(g for g in guards if g not in self.guards))

@@ -112,6 +112,7 @@ class LoweringPlan:
     mesh_product: str = "summa"  # or "cannon": the algorithm of distributed products
     # Parameters whose memory results may take: of an update of a slice of one, the slice alone is computed.
     donated: frozenset[int] = frozenset()
+    table_bytes: int = 0  # of memory of a processor for vectors from which its programs gather again and again
     find_refused: Callable[[Module], Collection[str]] | None = None
     parallel: int | None = (
         None  # programs that keep the target busy: reductions with fewer are split; None: they are not

@@ -56,10 +56,11 @@ from tessera.lower.passes.product_rewrites import (
 from tessera.lower.passes.reduction_splitting import split_reductions
 from tessera.lower.passes.slice_updates import find_argument_updates, merge_slice_updates
 from tessera.lower.passes.stochastic_rounding import expand_stochastic_rounding
+from tessera.lower.passes.table_staging import stage_tables
 from tessera.lower.passes.window_sums import gather_window_sums
 from tessera.lower.passes.window_views import flatten_windows, form_window_views
 from tessera.lower.schedule_to_tile.lowering import to_legal_tile
-from tessera.ops.dialects import control_flow, host, schedule
+from tessera.ops.dialects import control_flow, host, schedule, tile
 from tessera.ops.tensor import contractions, elementwise, scatter, shape, sorting
 
 LoweringPass = Callable[[Module, LoweringPlan], Module]
@@ -216,6 +217,12 @@ def merge_row_moments(module: Module, plan: LoweringPlan) -> Module:
     return module.replace(merge_moments(module.main, plan), *module.functions[1:])
 
 
+def _gathers_often(module: Module, plan: LoweringPlan) -> bool:
+    """Whether a tile function gathers more than once, where the target has memory for what it gathers from."""
+    kernels = module.functions[1:] if plan.table_bytes else ()
+    return any(sum(n.op is tile.gather for n in f.body.nodes) > 1 for f in kernels)
+
+
 def hold_generated(module: Module, plan: LoweringPlan) -> Module:
     """Random numbers that reductions read in memory."""
     return module.replace(hold_generated_values(module.main, plan), *module.functions[1:])
@@ -255,6 +262,7 @@ PIPELINE: tuple[tuple[str, LoweringPass], ...] = (
     ("collective scheduling", with_ops(rewrite_module(schedule_collectives), host.call)),
     ("memory plan", with_ops(rewrite_module(plan_memory), host.alloc)),
     ("tile", to_legal_tile),
+    ("table staging", lambda module, plan: stage_tables(module, plan) if _gathers_often(module, plan) else module),
 )
 # For a mesh of processing elements (CSL): no loop nests, so none of the rewrites that prepare them.
 MESH_PIPELINE: tuple[tuple[str, LoweringPass], ...] = (

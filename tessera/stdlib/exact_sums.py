@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from tessera.core.symbolic_dim import ceil_divide
+from tessera.core.symbolic_dim import ceil_divide, round_up
 from tessera.core.types import DType, TensorType, bf16, f16, f32, int32, int64
 from tessera.frontend.kernel import kernel
 from tessera.frontend.kernel.graph_launch import OutputMemory, launch
@@ -36,6 +36,8 @@ BLOCK = 1024  # updates of a program
 JOINED = 128  # numbers of a program that rounds them
 SPREAD = 16384  # addresses that keep atomic additions apart: fewer numbers have copies
 MAX_COPIES = 1024
+MAX_COUNTED, FEWEST_UPDATES = 4096, 1 << 14  # numbers, and updates by one number, which programs count by themselves
+PLACES_FOR_NUMBER, ROUNDS = 4, 4  # places of a program at least, for each number, and rounds
 MAX_WIDTH = 8  # numbers of a place
 MAX_WORDS = 17 << 21  # of all numbers, 285 MB
 
@@ -117,6 +119,37 @@ def round_sums(x, table, out, *, block, least):
     given = tile.load(x[first : first + block], edge="clip")
     found = tile.cast(tile.cast(given, "f64") + total, out.dtype)
     tile.store(out[first : first + block], tile.where(total == 0, given, found), edge="clip")
+
+
+@kernel
+def count_few(places, counts, *, length, block, held):
+    """Add to counts [numbers] how often each number is among `places`, on the grid (ceil(P / length),).
+
+    A program counts its places in shared memory, and adds up `held` counts, or fewer numbers.
+    """
+    found, first = tile.alloc_shared((held,), int32), tile.program_id(0) * length
+    tile.store(found[0:held], tile.zeros((held,), "int32"))
+    for at in tile.range(first, first + length, block):
+        slot = tile.load(places[at : at + block], edge="clip")
+        inside = at + tile.arange(0, block) < places.shape[0]
+        tile.atomic_add(found[slot], tile.full((block,), 1, "int32"), mask=inside)
+    number, own = tile.arange(0, held), tile.load(found[0:held])
+    tile.atomic_add(counts[number], tile.cast(own, counts.dtype), mask=own != 0)
+
+
+def has_few_numbers(numbers: int, count: int) -> bool:
+    """Whether so many updates are added to so few numbers that programs count them in their own memory."""
+    return numbers <= MAX_COUNTED and count >= max(FEWEST_UPDATES, PLACES_FOR_NUMBER * numbers)
+
+
+def count_exactly(x: Tensor, places: Tensor, update: int) -> Tensor:
+    """Integers `x` [N] with one number added at each of the places [P], from 0 to N - 1; N is small."""
+    numbers, count = int(x.shape[0]), int(places.shape[0])
+    length = round_up(max(ROUNDS * BLOCK, PLACES_FOR_NUMBER * numbers), BLOCK)
+    zeros = full(shape=(numbers,), value=0, dtype=int64)
+    how = {"length": length, "block": BLOCK, "held": 1 << (numbers - 1).bit_length()}
+    counts = launch(count_few, (ceil_divide(count, length),), places, zeros, **how)
+    return x + cast(counts if update == 1 else counts * update, dtype=x.dtype)
 
 
 def find_words(dtype: DType, count: int) -> tuple[int, int]:

@@ -27,6 +27,7 @@ from tessera.lower.lowering_plan import (
     simplified_lowerings,
 )
 from tessera.ops.tensor import (
+    basic,
     contractions,
     decompositions,
     reduce,
@@ -48,7 +49,7 @@ from tessera.stdlib.deterministic_reductions import (
 )
 from tessera.stdlib.digit_sorting import are_digits_faster, fits_group, sort_by_digits, sort_words
 from tessera.stdlib.direct_convolution import match_direct
-from tessera.stdlib.exact_sums import MAX_WIDTH, add_exactly, is_exact
+from tessera.stdlib.exact_sums import MAX_WIDTH, add_exactly, count_exactly, has_few_numbers, is_exact
 from tessera.stdlib.exclusive_scans import ExclusiveScan, is_flip, match_preceded, match_shifted
 from tessera.stdlib.extreme_places import crosses_rows, divides_rows, find_in_columns, find_in_parts
 from tessera.stdlib.gathered_products import match_gathered
@@ -179,11 +180,29 @@ def _(node: Node, uses: UseDef, plan: LoweringPlan) -> LibraryLowering | None:
     if int(sizes[at]) <= MAX_SUMMED_ROWS and int(rest) > MAX_WIDTH:
         return None  # a sum of the chosen updates for each row: one program would walk the many updates of a row
     exact = is_exact(dtype, folded, int(count))
+    number = _find_number(uses, node.args[2]) if exact and not dtype.is_float else None
+    if number is not None and folded[0] == folded[2] == 1 and has_few_numbers(folded[1], int(count)):
+        return LibraryLowering(node.args[:2], partial(_count_places, node, int(number)))
 
     def add(x: Tensor, places: Tensor, updates: Tensor) -> Tensor:
         return add_exactly(x, places, updates) if exact else combine_sorted(x, places, updates, "add")
 
     return _lower_folded(node, add)
+
+
+def _find_number(uses: UseDef, value: Value) -> Any:
+    """The number that all elements of a tensor are, or None."""
+    while (node := uses.find(value, basic.broadcast_to, shape.reshape)) is not None:
+        value = node.args[0]
+    found = uses.find(value, basic.full)
+    return None if found is None else found.attrs["value"]
+
+
+def _count_places(node: Node, number: int, x: Tensor, places: Tensor) -> Tensor:
+    """A scatter that adds one number everywhere."""
+    at = node.attrs["axis"] + x.ndim
+    flat = shape.check_index(shape.reshape(places, shape=(-1,)), size=x.shape[at], along=at)
+    return shape.reshape(count_exactly(shape.reshape(x, shape=(-1,)), flat, number), shape=x.shape)
 
 
 def _fold_sizes(scatter: Node) -> tuple[int, int, int]:

@@ -1,6 +1,7 @@
 """Small matrices: solutions of systems (LU with partial pivoting), Cholesky and QR factors of a batch of them.
 
-A program in the kernel language holds some matrices as one block, and reads their rows and columns by masked sums.
+A program in the kernel language has a matrix in the lanes of a warp (`warp_matrices.py`). What does not fit there, it
+holds as one block, whose rows and columns it reads by masked sums.
 """
 
 from __future__ import annotations
@@ -15,6 +16,15 @@ from tessera.frontend.kernel.graph_launch import OutputMemory, launch
 from tessera.frontend.kernel.tile_api import tile
 from tessera.ir.tensor import Tensor
 from tessera.ops.tensor.shape import reshape
+from tessera.stdlib.warp_matrices import (
+    MOST_RIGHT,
+    WARP_ROWS,
+    factor_in_warps,
+    fits_warp,
+    power_of_two,
+    rank_pivot,
+    solve_in_warps,
+)
 
 # mypy: disable-error-code="operator, attr-defined, index"
 
@@ -145,11 +155,6 @@ LEAST_BATCH = 8  # matrices, fewer of which the host computes
 def load_matrix(x, at, rows, columns):
     """The elements of matrices, one in each lane, as rows of blocks."""
     return [[tile.cast(x[at, i, j], "float64") for j in range(columns)] for i in range(rows)]
-
-
-def rank_pivot(x):
-    """What a pivot has most of: NaN is taken as one."""
-    return tile.where(x != x, float("inf"), tile.abs(x))
 
 
 def bring_pivot(pivot, others, k):
@@ -468,7 +473,7 @@ def orthogonalise_batch(x: Tensor) -> tuple[Tensor, ...]:
     """The QR factors of a batch of small matrices, some in each program."""
     held, (rows, columns) = _fold(x), (int(n) for n in x.shape[-2:])
     count, lead = min(rows, columns), tuple(x.shape[:-2])
-    height, width = _power_of_two(rows), _power_of_two(columns)
+    height, width = power_of_two(rows), power_of_two(columns)
     together, shapes = max(BLOCK // (height * max(height, width)), 1), ((rows, count), (count, columns))
     memories = [OutputMemory(TensorType((held.shape[0], *each), x.dtype)) for each in shapes]
     grid = (ceil_divide(held.shape[0], together),)
@@ -484,29 +489,30 @@ def is_small(dtype: DType, *sides: int) -> bool:
 def solve_batch(a: Tensor, b: Tensor) -> Tensor:
     """X [..., N, K] with `a` X = `b`, for `a` [..., N, N] and `b` [..., N, K]."""
     count, width = int(b.shape[-2]), int(b.shape[-1])
-    held, side, columns = _fold(a), _power_of_two(count), _power_of_two(width)
-    together = max(BLOCK // (side * max(side, columns)), 1)
+    held, side, columns = _fold(a), power_of_two(count), power_of_two(width)
+    function, together = solve_systems, max(BLOCK // (side * max(side, columns)), 1)
+    if in_warps := fits_warp(a.dtype, count):
+        function, together, columns = solve_in_warps, max(WARP_ROWS // side, 1), min(width, MOST_RIGHT)
     shape = (held.shape[0], count, width)
+    grid = (ceil_divide(shape[0], together), *([ceil_divide(width, columns)] if in_warps else []))
     found = launch(
-        solve_systems, (ceil_divide(shape[0], together),), held, reshape(b, shape=shape),
-        OutputMemory(TensorType(shape, b.dtype)), together=together, side=side, width=columns,
+        function, grid, held, reshape(b, shape=shape), OutputMemory(TensorType(shape, b.dtype)), together=together,
+        side=side, width=columns,
     )  # fmt: skip
     return reshape(found, shape=b.shape)
 
 
 def factor_batch(x: Tensor) -> Tensor:
     """The lower triangular L [..., N, N] with L Lᵀ = `x`."""
-    held, side = _fold(x), _power_of_two(int(x.shape[-1]))
-    together = max(BLOCK // (side * side), 1)
+    held, side = _fold(x), power_of_two(int(x.shape[-1]))
+    function, together = factor_symmetric, max(BLOCK // (side * side), 1)
+    if fits_warp(x.dtype, int(x.shape[-1])):
+        function, together = factor_in_warps, max(WARP_ROWS // side, 1)
     memory = OutputMemory(TensorType(tuple(held.shape), x.dtype))
     grid = (ceil_divide(held.shape[0], together),)
-    return reshape(launch(factor_symmetric, grid, held, memory, together=together, side=side), shape=x.shape)
+    return reshape(launch(function, grid, held, memory, together=together, side=side), shape=x.shape)
 
 
 def _fold(x: Tensor) -> Any:
     """The matrices of all leading axes as [L, M, N]."""
     return reshape(x, shape=(math.prod(int(n) for n in x.shape[:-2]), *x.shape[-2:]))
-
-
-def _power_of_two(size: int) -> int:
-    return 1 << (size - 1).bit_length()

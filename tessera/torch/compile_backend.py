@@ -50,6 +50,7 @@ from tessera.torch.interop import (
     describe_tensor,
     reads_in_place,
 )
+from tessera.torch.interpolation import rewrite_interpolations
 from tessera.torch.partition import (
     Support,
     anchor_strided_views,
@@ -198,6 +199,7 @@ def backend(module: GraphModule, inputs: Sequence[Any], **named: Any) -> Callabl
     """
     options = BackendOptions.of(named.get("options") or {})
     rewrite_layers(module)
+    rewrite_interpolations(module)
     compiler = aot_autograd(
         fw_compiler=partial(compile_graph_module, options=options),
         inference_compiler=partial(compile_graph_module, options=options, inference=True),

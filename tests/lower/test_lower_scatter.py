@@ -312,3 +312,30 @@ def test_one_of_few_updates_outside(update):
     x, u = np.zeros((400, 70), "f4"), np.zeros((2, 70), "f4")
     with pytest.raises(OutOfBoundsError, match="index 400 is outside axis 0 of size 400"):
         ts.jit(lambda x, i, u: update(x, i, u, axis=0), target="ptx")(x, np.array([3, 400]), u)
+
+
+@pytest.mark.parametrize(
+    ("numbers", "update", "dtype"), [(101, 1, "i8"), (7, -3, "i4"), (1024, 100, "i1"), (1, 1, "u1")]
+)
+def test_one_number_added_everywhere_is_counted_in_shared_memory(numbers, update, dtype, monkeypatch, rng):
+    """Programs count their own places; sums of narrow integers wrap."""
+    monkeypatch.setattr(exact_sums, "FEWEST_UPDATES", 1000)
+    x = rng.integers(0, 5, numbers).astype(dtype)
+    places = rng.integers(-numbers, numbers, (3, 3001)) if numbers > 7 else rng.integers(0, numbers, (3, 3001))
+    program = ts.jit(lambda x, p: ts.scatter_add(x, p, ts.full((3, 3001), update, dtype=x.dtype), axis=0))
+    levels = driver.lower(program.trace(x, places).function, "ptx")
+    made = [n for n in levels["tile"].main.body.nodes if n.op.name == "host.launch"]
+    assert any("count_few" in n.attrs["kernel"] for n in made)
+    assert sum(any(math.prod(v.type.shape) == places.size for v in n.args) for n in made) == 1  # nobody stores 1s
+    want = x + (np.bincount(places.reshape(-1) % numbers, minlength=numbers) * update).astype(dtype)
+    for level in ("tile", "target"):
+        np.testing.assert_array_equal(driver.run_level(levels, level, [x, places], "ptx")[0], want, err_msg=level)
+    places[2, 5] = numbers
+    with pytest.raises(OutOfBoundsError, match=f"index {numbers} is outside axis 0 of size {numbers}"):
+        driver.run_level(levels, "target", [x, places], "ptx")
+
+
+def test_which_numbers_are_counted():
+    assert exact_sums.has_few_numbers(100, 4_000_000) and exact_sums.has_few_numbers(4096, 1 << 16)
+    assert not exact_sums.has_few_numbers(5000, 4_000_000) and not exact_sums.has_few_numbers(100, 1000)
+    assert not exact_sums.has_few_numbers(4096, (1 << 14) - 1)

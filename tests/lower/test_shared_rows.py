@@ -75,3 +75,40 @@ def test_what_a_kernel_reads_a_part_of_is_stored_whole(name):
     for level in ("schedule", "tile"):
         for ours, exact in zip(driver.run_level(levels, level, [X, W], "ptx"), want, strict=True):
             np.testing.assert_allclose(ours, exact, rtol=2e-5, atol=1e-5)
+
+
+def measure(x, w):
+    """Deviations and means."""
+    return ts.std(x, axis=-1, correction=1), ts.mean(x, axis=-1)
+
+
+def measure_first(x, w):
+    """Means, what other kernels make of them, and deviations."""
+    m = ts.mean(x, axis=-1)
+    return m, ts.exp(m) * w[0], ts.var(x, axis=-1), m + w[1]
+
+
+def weigh(x, w):
+    """A sum of rows of what depends on another result of the rows."""
+    m = ts.sum(x, axis=-1)
+    e = ts.exp(ts.tanh(m))
+    return e.reshape((-1, 4)), ts.sum((x - m[:, None]) ** 2 * e[:, None], axis=-1), ts.cumsum(m)
+
+
+def centre(x, w):
+    """Deviations of rows and of their weighted elements, which share a mean, and the mean over columns."""
+    m = ts.mean(x, axis=-1)
+    apart = x - m[:, None]
+    return ts.sum(apart * apart, axis=-1), ts.max(apart * w, axis=-1), ts.sum(x, axis=0), m.reshape((8, 8))
+
+
+@pytest.mark.parametrize(("program", "most"), [(measure, 1), (measure_first, 1), (weigh, 2), (centre, 3)])
+def test_results_of_what_a_reduction_of_rows_reads(program, most):
+    """A kernel that reduces rows stores a sum of them, of which others make results: the rows are read once."""
+    levels = driver.lower(ts.jit(program).trace(X, W).function, "ptx")
+    launches = [n for n in levels["tile"].main.body.nodes if n.op.name == "host.launch"]
+    assert sum(any(v.type.shape == X.shape for v in n.args) for n in launches) <= most
+    want = driver.run_level(levels, "graph", [X, W])
+    for level in ("schedule", "tile", "target"):
+        for ours, exact in zip(driver.run_level(levels, level, [X, W], "ptx"), want, strict=True):
+            np.testing.assert_allclose(ours, exact, rtol=2e-4, atol=2e-4, err_msg=level)

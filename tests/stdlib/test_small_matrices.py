@@ -7,12 +7,13 @@ import tessera as ts
 from tessera.core.errors import ExecutionError
 from tessera.runtime import driver
 
+KERNELS = ("solve_systems", "solve_in_warps", "factor_symmetric", "factor_in_warps")
 SIDES = [(1, 1), (2, 3), (5, 4), (14, 4), (17, 1), (32, 32), (49, 3), (64, 33)]
 
 
 def run(function, *inputs, levels=("tile", "target")):
     lowered = driver.lower(ts.jit(function).trace(*inputs).function, "ptx")
-    assert any(f.name.startswith(("solve_systems", "factor_symmetric")) for f in lowered["tile"].functions)
+    assert any(f.name.startswith(KERNELS) for f in lowered["tile"].functions)
     return [driver.run_level(lowered, level, list(inputs), "ptx")[0] for level in levels]
 
 
@@ -56,6 +57,58 @@ def test_factors(side, dtype):
         assert not np.triu(ours, 1).any()
 
 
+def solve_as_lapack(a, b):
+    """LU with partial pivoting of one system, whose rows are exchanged, in the type of its numbers."""
+    a, b = a.copy(), b.copy()
+    for k in range(len(a)):
+        p = k + int(np.argmax(np.abs(a[k:, k])))
+        a[[k, p]], b[[k, p]] = a[[p, k]], b[[p, k]]
+        factor = (a[k + 1 :, k] / a[k, k])[:, None]
+        a[k + 1 :], b[k + 1 :] = a[k + 1 :] - factor * a[k], b[k + 1 :] - factor * b[k]
+    for k in reversed(range(len(a))):
+        b[k] = b[k] / a[k, k]
+        b[:k] = b[:k] - a[:k, k : k + 1] * b[k]
+    return b
+
+
+@pytest.mark.parametrize(("side", "width", "dtype"), [(5, 1, "f4"), (17, 3, "f8"), (33, 2, "f4")])
+def test_equal_candidates_are_chosen_as_with_exchanges(side, width, dtype):
+    """Matrices of few different numbers have many pivots of one size: another order of them rounds otherwise."""
+    rng = np.random.default_rng(side)
+    a, b = rng.integers(-1, 2, (6, side, side)).astype(dtype), rng.normal(size=(6, side, width)).astype(dtype)
+    a = np.where(np.abs(np.linalg.det(a))[:, None, None] > 0.5, a, np.eye(side, dtype=dtype)[::-1])
+    want = np.stack([solve_as_lapack(x, y) for x, y in zip(a, b, strict=True)])
+    np.testing.assert_array_equal(run(ts.solve, a, b, levels=("tile",))[0], want)
+
+
+@pytest.mark.parametrize("batch", [1, 2, 5])
+@pytest.mark.parametrize(("side", "width"), [(1, 9), (3, 17), (8, 8), (9, 1)])
+def test_programs_of_several_matrices_and_several_programs_of_right_sides(batch, side, width):
+    """The last matrix alone has no result, in a program that has places for more; the others are not read past."""
+    rng = np.random.default_rng(0)
+    a, b = rng.normal(size=(batch, side, side)).astype("f4"), rng.normal(size=(batch, side, width)).astype("f4")
+    for ours in run(ts.solve, a, b):
+        np.testing.assert_allclose(ours, np.linalg.solve(a.astype("f8"), b), rtol=2e-3, atol=2e-3)
+    x = a @ a.transpose(0, 2, 1) + side * np.eye(side, dtype="f4")
+    for ours in run(ts.cholesky, x):
+        np.testing.assert_allclose(ours, np.linalg.cholesky(x.astype("f8")), rtol=1e-4, atol=1e-4)
+    a[-1, :, 0], x[-1, -1, -1] = 0, -1
+    for level in ("tile", "target"):
+        with pytest.raises(ExecutionError, match="singular"):
+            run(ts.solve, a, b, levels=(level,))
+        with pytest.raises(ExecutionError, match="positive definite"):
+            run(ts.cholesky, x, levels=(level,))
+
+
+def test_an_unknown_number_stays_in_its_matrix():
+    """And, with LAPACK's steps, out of the unknowns that are found before it."""
+    a, b = np.stack([np.triu(np.ones((4, 4), "f4"))] * 3), np.ones((3, 4, 1), "f4")
+    a[1, 1, 2] = np.nan
+    for found in run(ts.solve, a, b):
+        np.testing.assert_array_equal(np.isnan(found[1]), np.isnan(solve_as_lapack(a[1], b[1])))
+        assert np.isnan(found[1]).any() and np.isfinite(found[[0, 2]]).all()
+
+
 def test_operands_with_a_policy_are_those_of_the_host():
     """The kernels know no policies."""
     policy, a, b = ts.Policy(storage=ts.f32, saturate=True), np.eye(3, dtype="f4")[None] * 2, np.ones((1, 3, 2), "f4")
@@ -63,7 +116,7 @@ def test_operands_with_a_policy_are_those_of_the_host():
         lowered = driver.lower(
             ts.jit(lambda a, b, x=left, y=right: ts.solve(a.to(x), b.to(y))).trace(a, b).function, "ptx"
         )
-        assert not any(f.name.startswith("solve_systems") for f in lowered["tile"].functions)
+        assert not any(f.name.startswith(KERNELS) for f in lowered["tile"].functions)
         np.testing.assert_array_equal(driver.run_level(lowered, "target", [a, b], "ptx")[0], b / 2)
 
 
@@ -91,6 +144,14 @@ def test_an_error_is_at_the_op_of_the_user(function, target):
     with pytest.raises(ExecutionError) as found:
         np.asarray(ts.jit(function, target=target)(a))
     assert found.value.location.file == __file__
+
+
+@pytest.mark.parametrize(("dtype", "side", "warps"), [("f4", 64, True), ("f8", 32, True), ("f8", 33, False)])
+def test_columns_of_a_warp_fit_its_registers(dtype, side, warps):
+    x = np.eye(side, dtype=dtype)[None]
+    for function, given in ((ts.solve, (x, x)), (ts.cholesky, (x,))):
+        lowered = driver.lower(ts.jit(function).trace(*given).function, "ptx")
+        assert any(f.name.endswith("_in_warps") for f in lowered["tile"].functions) == warps
 
 
 def test_larger_matrices_stay_with_the_host():

@@ -129,3 +129,54 @@ def test_distances_of_rows_without_elements():
     for x, y in ((torch.zeros(2, 3, 0), torch.zeros(2, 4, 0)), (torch.zeros(3, 0), torch.zeros(5, 4, 0))):
         found = ATEN["aten._cdist_forward.default"](from_torch(x), from_torch(y), 2.0, None)
         np.testing.assert_array_equal(found.numpy(), torch.cdist(x, y))
+
+
+BY_DEFAULT, BY_PRODUCT, DIRECT = None, 1, 2  # ATen's modes of distances
+
+
+def measure(x, y, mode, p=2.0, level="graph"):
+    """The distances of a row, those of PyTorch, and those of f64, from the differences."""
+    (found,), _ = run_row_of_one("_cdist_forward.default", x, y, p, mode, level=level)
+    wanted = torch.ops.aten._cdist_forward(x, y, p, mode)
+    return torch.tensor(found), wanted, torch.ops.aten._cdist_forward(x.double(), y.double(), p, DIRECT)
+
+
+def run_row_of_one(name, *args, level):
+    """As `run_row`, for a row with one result."""
+    own = ATEN[f"aten.{name}"]
+    arrays = [from_torch(a).numpy() for a in args if isinstance(a, torch.Tensor)]
+    program = ts.jit(lambda x, y: own(x, y, *args[2:]))
+    lowered = driver.lower(program.trace(*arrays).function, "ptx")
+    launches = [n for n in lowered["tile"].main.body.nodes if n.op.name == "host.launch"]
+    return driver.run_level(lowered, level, arrays, "ptx"), launches
+
+
+@pytest.mark.parametrize("level", ["graph", "tile"])
+@pytest.mark.parametrize("p", [2.0, 1.0, 3.0, float("inf")])
+@pytest.mark.parametrize("mode", [BY_DEFAULT, BY_PRODUCT, DIRECT])
+@pytest.mark.parametrize(("rows", "others"), [(3, 25), (26, 5), (2, 40)])
+def test_distances(rows, others, mode, p, level):
+    x, y = draw(2, rows, 7), draw(1, others, 7)
+    found, wanted, true = measure(x, y, mode, p, level)
+    torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(found.double(), true, rtol=1e-5, atol=1e-5)
+
+
+def test_distances_of_many_rows_to_themselves_are_as_far_off_as_those_of_pytorch():
+    x = draw(40, 64) + 3.0
+    found, wanted, true = measure(x, x, BY_DEFAULT)
+    assert not found.isnan().any() and (found - true).abs().max() <= 2 * (wanted - true).abs().max() + 1e-3
+    assert measure(x, x, DIRECT)[0].diagonal().eq(0).all()
+
+
+def test_distances_of_special_rows():
+    x = draw(30, 3)
+    x[0, 0], x[1, 1], x[2] = float("nan"), float("inf"), 1e20
+    found, wanted, _ = measure(x, draw(5, 3), BY_DEFAULT)
+    torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-5, equal_nan=True)
+
+
+def test_distances_of_many_rows_are_a_product_with_an_epilogue():
+    _, launches = run_row_of_one("_euclidean_dist.default", draw(512, 128), draw(1024, 128), level="tile")
+    made = [n for n in launches if any(np.prod(v.type.shape) == 512 * 1024 for v in n.args)]
+    assert len(made) == 1 and len(launches) <= 5

@@ -31,6 +31,7 @@ from tessera.codegen.ptx.layout import (
     bit_width,
     find_final_reductions,
     find_reduced_bits,
+    find_row_threads,
     find_warp_rows,
     reduces_last_axis,
     reduction_axes,
@@ -299,8 +300,7 @@ def choose_team_size(function: Function) -> int:
         return _round_team(most // WIDE_ELEMENTS_PER_THREAD, most_threads)
     if (few := _count_spread_elements(function, most)) < ELEMENTS_PER_THREAD:
         return min(max(most // few, TEAM_THREADS[0]), SPREAD_TEAM)
-    few = most // ELEMENTS_PER_THREAD
-    wanted = few if few <= PREFERRED_THREADS else max(PREFERRED_THREADS, most // WIDE_ELEMENTS_PER_THREAD)
+    wanted = max(min(most // ELEMENTS_PER_THREAD, PREFERRED_THREADS), most // WIDE_ELEMENTS_PER_THREAD)
     warps = find_warp_rows(function)  # each has rows of its own
     if most <= warps * WARP_THREADS * WIDE_ELEMENTS_PER_THREAD:
         wanted = min(wanted, max(warps, LEAST_WARPS) * WARP_THREADS)
@@ -309,7 +309,7 @@ def choose_team_size(function: Function) -> int:
     if cached := get_fact(function, "cached", 0):  # few blocks share the memory of a multiprocessor
         resident = max(SHARED_LIMIT[get_fact(function, "arch")] // cached, 1)
         wanted = max(wanted, min(most // ELEMENTS_PER_THREAD, TEAM_THREADS[1] // resident))
-    return min(max(1 << max(wanted - 1, 0).bit_length(), TEAM_THREADS[0]), TEAM_THREADS[1])
+    return min(max(1 << max(wanted - 1, 0).bit_length(), TEAM_THREADS[0]), TEAM_THREADS[1], *find_row_threads(function))
 
 
 def _count_spread_elements(function: Function, most: int) -> int:

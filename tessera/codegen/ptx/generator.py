@@ -140,7 +140,7 @@ PLAN = LoweringPlan(
     pointwise=1024, pointwise_bytes=8192, lanes=32, result_lanes=1024, power_of_two_tiles=True, peel=True,
     collapse=True, programs=96,
     flash_m=64, flash_n=64, flash_deep=128, tensor_cores=True, vector_products=1, vector_results=512,
-    find_refused=find_refused, parallel=528, shares_rows=True, own_row=4096,
+    find_refused=find_refused, parallel=528, shares_rows=True, own_row=4096, table_bytes=216 << 10,
 )  # fmt: skip
 # What tuning tries in the place of these; the resource model (`find_refused`) judges each before it is emitted.
 PLAN_CHOICES: tuple[Mapping[str, tuple[Any, ...]], ...] = (

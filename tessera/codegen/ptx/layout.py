@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
-from tessera.codegen.ptx.ops import matmul_accumulate, prefetched_load, uses_any_mma
+from tessera.codegen.ptx.ops import element_of_row, matmul_accumulate, prefetched_load, uses_any_mma
 from tessera.codegen.ptx.text.builder import PtxBuilder
 from tessera.core.errors import ArgumentError
 from tessera.ir.core import Function, Node, Value
@@ -363,6 +363,11 @@ def find_warp_rows(function: Function) -> int:
         return 0
     others, found = find_reduced_bits(function), find_reduced_bits(function, 1)
     return min((count_warp_rows(static_shape(v), found[v]) for v in found if v not in others), default=0)
+
+
+def find_row_threads(function: Function) -> list[int]:
+    """The most threads of a team, for each op that reads elements at places of rows: a warp has whole rows."""
+    return [WARP_THREADS * math.prod(static_shape(n.out)) for n in function.body.walk() if n.op is element_of_row]
 
 
 def find_final_reductions(uses: UseDef, value: Value) -> list[Node]:

@@ -454,6 +454,21 @@ def _(builder, node, args):
     return builder.add(tile.load, [memory, *starts], {"shape": (1,) * len(place)}).results
 
 
+@define_op(lambda x, place, *, inside: x.with_shape((*x.shape[:-1], 1)))
+def element_of_row(x, place, *, inside: bool):
+    """The element of each row of a block at a place, an integer; 0 where that is outside, unless all are `inside`."""
+
+
+@expansion_rules(element_of_row)
+def _(builder, node, args):
+    x, place = args
+    along = builder.add(shapes.iota, [], {"shape": x.type.shape, "axis": -1, "dtype": place.type.dtype}).out
+    spread = builder.add(basic.broadcast_to, [place], {"shape": x.type.shape}).out
+    zero = builder.add(basic.full, [], {"shape": x.type.shape, "value": 0, "dtype": x.type.dtype}).out
+    chosen = builder.add(elementwise.where, [builder.add(elementwise.equal, [along, spread]).out, x, zero]).out
+    return builder.add(reduce.sum, [chosen], {"axis": (-1,), "keepdims": True}).results
+
+
 @define_op(lambda limit, *, shape, steps: TensorType(shape, bool_))
 def indices_below(limit, *, shape: tuple, steps: tuple):
     """A mask: whether the sum of an element's indices, each times the step of its axis, is less than `limit`."""

@@ -114,6 +114,7 @@ SELECTION: NamedPasses = (
     ("code sinking", with_ops(loops.sink_past_products, contractions.dot)),
     ("exp2 selection", with_ops(selection.select_exp2_ftz, elementwise.exp2)),
     ("ballot selection", with_ops(selection.select_ballots, tile.collect)),
+    ("row element selection", with_ops(selection.select_row_elements, elementwise.equal)),
     ("element selection", with_ops(selection.select_elements, tile.alloc)),
     ("product splitting", with_ops(selection.split_products, contractions.dot)),
     ("accumulator fusion", with_ops(selection.fuse_accumulation, contractions.dot)),

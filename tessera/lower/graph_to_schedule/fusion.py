@@ -205,16 +205,28 @@ class KernelFusion:
         It then stores the value, for the others or as a result: the row is read once.
         """
         read = len(wanting) + (node.out in self.function.results)
-        if not self.shares_rows or read < 2 or not wanting or not self.may_export(node.out):
+        if not self.shares_rows or read < 2 or not self.may_export(node.out):
             return None
-        first, points = wanting[-1], wanting[-1].points(node.out)
-        if node.op not in (*POINTWISE, *REDUCTIONS) or len(points) != 1 or len(first.exports) >= MAX_EXPORTS:
-            return None
-        (point,) = points
-        if not self.is_of_rows(node, first, point) or not self.fits(node, [first]):
-            return None
-        first.exports[node.out] = point
-        return first
+        for first in reversed(wanting):
+            start = next(i for i, c in enumerate(self.clusters) if c is first)
+            end = 1 + max(i for i, c in enumerate(self.clusters) if any(c is w for w in wanting))
+            earlier = self.clusters[start + 1 : end]  # in execution order, which they are to come after
+            made = {v for c in earlier for v in (c.root, *c.exports)}
+            free = made.isdisjoint(first.access_points) and all(c.inlined for c in earlier)  # or they are launches
+            if free and self.is_exported(node, first):
+                self.clusters[start:end] = [*earlier, first]
+                first.exports[node.out] = first.points(node.out)[0]
+                return first
+            if first.row is not None or first.product is not None:
+                return None
+        return None
+
+    def is_exported(self, node: Node, cluster: FusionCluster) -> bool:
+        """Whether a kernel computes and stores a value of its rows."""
+        points = cluster.points(node.out)
+        if node.op not in (*POINTWISE, *REDUCTIONS) or len(points) != 1 or len(cluster.exports) >= MAX_EXPORTS:
+            return False
+        return self.is_of_rows(node, cluster, points[0]) and self.fits(node, [cluster])
 
     def may_export(self, value: Value) -> bool:
         """Whether a value may be memory that a kernel writes besides its result: no product or launch reads it."""
@@ -258,7 +270,7 @@ class KernelFusion:
         read = [i for p in cluster.points(node.args[0]) for i in p.indices]
         if not self.gathers:
             before, after = get_shape(node.args[0]), get_shape(node.out)
-            torn = [p for p in cluster.points(node.out) if _is_torn(p, after)]
+            torn = [p for p in cluster.points(node.out) if p.is_torn(after)]
             read += [i for p in torn for i in delinearise(linearise(p.indices, after), before)]
         return all(i.is_clean for i in read)
 
@@ -420,18 +432,6 @@ class KernelFusion:
         """Whether kernels beside `wanting` read the results of reductions, which are then in memory in any case."""
         others = {v for c in self.clusters if not any(c is w for w in wanting) for v in c.access_points}
         return {n for v in others - self.forced_roots for n in self.sources.get(v, ())}.issuperset(reductions)
-
-
-def _is_torn(point: AccessPoint, sizes: Sequence[Size]) -> bool:
-    """Whether an axis of one element has digits of a dim that another axis walks, too.
-
-    They are 0 under a guard alone. Without them, the elements of a block lie apart.
-    """
-    single, others = (
-        frozenset().union(*(i.dims for i, n in zip(point.indices, sizes, strict=True) if (n == 1) == alone))
-        for alone in (True, False)
-    )
-    return bool(single & others)
 
 
 def _is_contiguous(node: Node) -> bool:

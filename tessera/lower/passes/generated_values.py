@@ -38,7 +38,7 @@ def find_held(function: Function) -> set[Node]:
     uses = UseDef(function)
     depths = find_depths(function)
     reduced = find_reduced(function)
-    last = [v for v in depths if any(u.out not in depths for u in uses.users(v) if u.results)]
+    last = [v for v in depths if any(not depths.keys() >= set(u.results) for u in uses.users(v))]
     held = [_find_narrow(uses, v) for v in last if depths[v] >= LEAST_DEPTH and v in reduced]
     return {uses[v] for v in held if v in uses}
 

@@ -7,10 +7,12 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from tessera.core.symbolic_dim import Dim, Size, order_of_size
 from tessera.core.types import DType, TensorType, int64
+from tessera.ir.analysis import IntervalAnalysis
 from tessera.ir.builder import Builder
 from tessera.ir.core import Node, Value
 from tessera.ir.rewrite import UseDef
@@ -140,6 +142,11 @@ class TileEmitter:
         self.refs = refs
         self._scalars: dict[IndexExpr, Value] = {}
         self._whole: frozenset[int] = frozenset()  # dims whose tile at hand is not partial
+
+    @cached_property
+    def intervals(self) -> IntervalAnalysis:
+        """The intervals of the integers so far."""
+        return IntervalAnalysis(self.builder.producers, None)
 
     def add(self, op: Op, args: Sequence[Value], **attrs: Any) -> Value:
         """One more node with one result."""
@@ -325,8 +332,10 @@ def _reorder_to_dims(emit: TileEmitter, data: Value, found: BlockLayout) -> Bloc
 def _emit_gather(emit: TileEmitter, node: Node, mask: BlockValue | None) -> BlockValue:
     indices = [emit.env[v] for v in node.args[1 : node.args[0].type.rank + 1]]
     axes = tuple(sorted({d for t in indices for d in t.axes}))
-    # Elements past the end of a dim have no valid index.
-    inside = emit.make_range_mask(axes)
+    # Elements past the end of a dim may have no valid index.
+    sizes = node.args[0].type.shape
+    unproven = emit.intervals.find_unproven_axes([t.value for t in indices], (1,) * len(sizes), sizes)
+    inside = emit.make_range_mask(axes) if unproven else None
     if inside is not None:
         mask = inside if mask is None else emit.add_pointwise(e.bitwise_and, [mask, inside])
     axes = tuple(sorted({*axes, *(mask.axes if mask else ())}))

@@ -5,7 +5,8 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -21,7 +22,9 @@ from tessera.ops.tensor.contractions import matmul
 from tessera.ops.tensor.elementwise import (
     abs,
     floor,
+    greater,
     greater_equal,
+    less,
     less_equal,
     maximum,
     minimum,
@@ -29,11 +32,13 @@ from tessera.ops.tensor.elementwise import (
     where,
 )  # fmt: skip
 from tessera.ops.tensor.elementwise import round as round_to_even
+from tessera.ops.tensor.reduce import sum
 from tessera.ops.tensor.shape import gather, iota, permute, reshape, stack
 
 # Interpolation: along each axis the taps of an element are `count` elements of the input, each with its weight.
 
 Taps = list[tuple[np.ndarray, np.ndarray]]  # places and weights, for each tap
+MAX_UNROLLED = 16  # elements that an element is a tap of, which are added one after the other; more are reduced
 CUBIC = -0.75  # the parameter of Keys' cubic convolution
 AREA = {1: adaptive_avg_pool1d, 2: adaptive_avg_pool2d, 3: adaptive_avg_pool3d}
 LINEAR_RANKS = {"linear": 1, "bilinear": 2, "trilinear": 3}
@@ -70,10 +75,43 @@ def interpolate(
     if mode == "area":
         return AREA[rank](x, sizes)
     x = x if x.dtype.is_float or mode.startswith("nearest") else cast(x, dtype=f32)
-    for axis in range(rank):
-        taps = TAPS.get(mode, _linear_taps)(int(x.shape[2 + axis]), sizes[axis], scales[axis], align_corners)
-        x = _combine_taps(x, taps, 2 + axis)
+    return resample(x, Resampling(mode, x.shape[2:], sizes, scales, align_corners))
+
+
+@dataclass(frozen=True)
+class Resampling:
+    """An interpolation of images of `sizes` to `counts`, by `scales` where these are given: the taps of each axis.
+
+    Places are computed in the format `places`.
+    """
+
+    mode: str
+    sizes: Sequence[Any]
+    counts: Sequence[int]
+    scales: Sequence[float | None]
+    align_corners: bool = False
+    places: type[np.floating[Any]] = np.float64
+
+    def list_axes(self) -> Iterator[tuple[int, int, Taps]]:
+        """The place of each axis, from the last one, its size, and the taps of its new elements."""
+        find = TAPS.get(self.mode, _linear_taps)
+        for axis, count in enumerate(self.counts):
+            size = int(self.sizes[axis])
+            yield 2 + axis, size, find(_Places(size, count, self.scales[axis], self.align_corners, self.places))
+
+
+def resample(x: Tensor, to: Resampling) -> Tensor:
+    """An image [B, C, sizes] after an interpolation, one axis after the other."""
+    for axis, _, taps in to.list_axes():
+        x = _combine_taps(x, taps, axis)
     return x
+
+
+def resample_back(g: Tensor, to: Resampling) -> Tensor:
+    """The gradient of an interpolation with respect to its image: its adjoint, as windows of `g` without a scatter."""
+    for axis, size, taps in reversed(list(to.list_axes())):
+        g = _spread_taps(g, taps, size, axis)
+    return g
 
 
 def _check_mode(mode: str, rank: int, align_corners: bool) -> None:
@@ -115,6 +153,50 @@ def _combine_taps(x: Tensor, taps: Taps, axis: int) -> Tensor:
     return total
 
 
+def _spread_taps(g: Tensor, taps: Taps, size: int, axis: int) -> Tensor:
+    """The adjoint of `_combine_taps`: for each of `size` elements the sum of what those that it is a tap of have, times
+    their weights. The elements of an element are a range, since the places of a tap never decrease.
+    """
+    count = int(g.shape[axis])
+    if len(taps) == 1 and (times := _find_repetition(taps[0][0], size)):
+        return sum(reshape(g, shape=(*g.shape[:axis], size, times, *g.shape[axis + 1 :])), axis=axis + 1)
+    starts, lengths, weights = _invert_taps(taps, size, count)
+    most, behind = len(weights), (1,) * (g.ndim - 1 - axis)
+    start, length = Tensor(starts.astype(np.uint32)), Tensor(lengths.astype(np.uint32))
+    if most > MAX_UNROLLED:
+        element = iota(shape=(size, most), dtype=start.dtype)
+        place = minimum(reshape(start, shape=(-1, 1)) + element, count - 1)
+        inside = reshape(less(element, reshape(length, shape=(-1, 1))), shape=(size, most, *behind))
+        weight = reshape(Tensor(weights.T.astype(g.dtype.numpy)), shape=(size, most, *behind))
+        return sum(where(inside, gather(g, place, axis=axis) * weight, 0.0), axis=axis + 1)
+    total: Any = None
+    for i, each in enumerate(weights):
+        found = gather(g, minimum(start + i, count - 1), axis=axis)
+        # A product with a weight of 0 would make NaN of an infinity that belongs to other elements.
+        found = found if (each == 1).all() else found * reshape(Tensor(each.astype(g.dtype.numpy)), shape=(-1, *behind))
+        inside = reshape(greater(length, i), shape=(-1, *behind))
+        found = found if (lengths > i).all() else where(inside, found, 0.0)
+        total = found if total is None else total + found
+    return total
+
+
+def _invert_taps(taps: Taps, size: int, count: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """For each of `size` elements the first of the elements that it is a tap of, how many these are, and the weights
+    of the first of them, the second and so on; 1 where there is none.
+    """
+    places = np.concatenate([place for place, _ in taps])
+    named = places * count + np.tile(np.arange(count), len(taps))  # pairs of a tap and what it is a tap of
+    pairs, where_from = np.unique(named, return_inverse=True)
+    added = np.bincount(where_from, np.concatenate([weight for _, weight in taps]), len(pairs))
+    of, by = np.divmod(pairs, count)
+    lengths = np.bincount(of, minlength=size)
+    firsts = np.cumsum(lengths) - lengths
+    starts = np.where(lengths > 0, by[np.minimum(firsts, len(by) - 1)], 0)
+    weights = np.ones((int(lengths.max()), size))
+    weights[by - starts[of], of] = added
+    return starts, lengths, weights
+
+
 def _load_taps(taps: Taps, size: int, dtype: DType) -> list[tuple[Tensor, Tensor]]:
     """The places, which are seen to be inside, and the weights of taps, as tensors.
 
@@ -141,47 +223,67 @@ def _table_places(places: np.ndarray, size: int) -> Tensor:
 
 def _take(x: Tensor, places: np.ndarray, axis: int) -> Tensor:
     """The elements at places of an axis; where each is taken equally often in turn, without a table of the places."""
-    size, count = int(x.shape[axis]), len(places)
-    times = count // size
-    if times * size != count or not np.array_equal(places, np.arange(count) // max(times, 1)):
+    size, times = int(x.shape[axis]), _find_repetition(places, int(x.shape[axis]))
+    if not times:
         return gather(x, _table_places(places, size), axis=axis)
     before, after = x.shape[:axis], x.shape[axis + 1 :]
     repeated = broadcast_to(reshape(x, shape=(*before, size, 1, *after)), shape=(*before, size, times, *after))
-    return reshape(repeated, shape=(*before, count, *after))
+    return reshape(repeated, shape=(*before, len(places), *after))
 
 
-def _find_places(size: int, count: int, scale: float | None, align_corners: bool) -> np.ndarray:
-    """The place in the input of each of `count` elements."""
-    index = np.arange(count, dtype=np.float64)
-    if align_corners:
-        return index * ((size - 1) / (count - 1) if count > 1 else 0.0)
-    return (index + 0.5) * (size / count if scale is None else 1 / scale) - 0.5
+def _find_repetition(places: np.ndarray, size: int) -> int:
+    """How often places have each of `size` elements in turn; 0 if they do not."""
+    times = len(places) // size
+    return times if times * size == len(places) and np.array_equal(places, np.arange(len(places)) // times) else 0
 
 
-def _nearest_taps(size: int, count: int, scale: float | None, align_corners: bool) -> Taps:
-    step = size / count if scale is None else 1 / scale
-    places = np.floor(np.arange(count) * step).astype(np.int64)
-    return [(np.minimum(places, size - 1), np.ones(count))]
+@dataclass(frozen=True)
+class _Places:
+    """The places in an axis of `size` elements of each of `count` new ones."""
+
+    size: int
+    count: int
+    scale: float | None
+    align_corners: bool
+    kind: type[np.floating[Any]]
+
+    @property
+    def index(self) -> np.ndarray:
+        return np.arange(self.count, dtype=self.kind)
+
+    @property
+    def step(self) -> Any:
+        """What is between two places."""
+        if self.align_corners:
+            return self.kind((self.size - 1) / (self.count - 1) if self.count > 1 else 0.0)
+        return self.kind(self.size / self.count if self.scale is None else 1 / self.scale)
+
+    def find(self) -> np.ndarray:
+        return self.index * self.step if self.align_corners else (self.index + 0.5) * self.step - 0.5
 
 
-def _exact_taps(size: int, count: int, scale: float | None, align_corners: bool) -> Taps:
-    step = size / count if scale is None else 1 / scale
-    places = np.floor((np.arange(count) + 0.5) * step).astype(np.int64)
-    return [(np.minimum(places, size - 1), np.ones(count))]
+def _nearest_taps(at: _Places) -> Taps:
+    places = np.floor(at.index * at.step).astype(np.int64)
+    return [(np.minimum(places, at.size - 1), np.ones(at.count))]
 
 
-def _linear_taps(size: int, count: int, scale: float | None, align_corners: bool) -> Taps:
-    places = np.maximum(_find_places(size, count, scale, align_corners), 0.0)
-    low = np.minimum(np.floor(places).astype(np.int64), size - 1)
+def _exact_taps(at: _Places) -> Taps:
+    places = np.floor((at.index + 0.5) * at.step).astype(np.int64)
+    return [(np.minimum(places, at.size - 1), np.ones(at.count))]
+
+
+def _linear_taps(at: _Places) -> Taps:
+    places = np.maximum(at.find(), 0.0)
+    low = np.minimum(np.floor(places).astype(np.int64), at.size - 1)
     share = np.clip(places - low, 0.0, 1.0)
-    return [(low, 1 - share), (np.minimum(low + 1, size - 1), share)]
+    return [(low, 1 - share), (np.minimum(low + 1, at.size - 1), share)]
 
 
-def _cubic_taps(size: int, count: int, scale: float | None, align_corners: bool) -> Taps:
-    places = _find_places(size, count, scale, align_corners)
+def _cubic_taps(at: _Places) -> Taps:
+    places = at.find()
     low = np.floor(places).astype(np.int64)
     weights = _weigh_cubic(places - low)
-    return [(np.clip(low + i - 1, 0, size - 1), w) for i, w in enumerate(weights)]
+    return [(np.clip(low + i - 1, 0, at.size - 1), w) for i, w in enumerate(weights)]
 
 
 def _weigh_cubic(t: Any) -> list[Any]:

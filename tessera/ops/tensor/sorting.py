@@ -104,18 +104,31 @@ def _is_before(x: Tensor, wanted: Tensor, side: str) -> Tensor:
 
 
 def _search_by_halves(row: Tensor, wanted: Tensor, size: int, side: str) -> Tensor:
-    """Binary search in steps of powers of two (Shar): the number of elements before the place.
-
-    After the step of 2**bit the place is at most 2**bit - 1 further on, and no step reads beyond the row.
-    """
-    highest = size.bit_length() - 1
+    """Binary search without branches: the number of elements before the place, which no step reads beyond the row."""
     count = full(shape=wanted.shape, value=0, dtype=int32 if size < 1 << 31 else int64)
-    for bit in reversed(range(highest + 1)):
-        place = count + ((1 << bit) - 1)
+    for step in list_search_steps(size):
+        place = count + (step - 1)
         last = gather(row, place, axis=0) if row.ndim == 1 else take_along_axis(row, place, axis=-1)
-        taken = size - place if bit == highest else place + 1
-        count = where(_is_before(last, wanted, side), taken, count)
+        count = where(_is_before(last, wanted, side), count + step, count)
     return cast(count, dtype=int64)
+
+
+def list_search_steps(size: int) -> list[int]:
+    """How far a binary search of a row goes on in each step: at most about half of what is left.
+
+    Powers of two would read places whose distances are powers of two too: those share few banks of a memory and sets
+    of a cache, so that a vector of searches reads one after the other. So the first step leaves a number without such a
+    pattern, in as many steps as there must be, or one more where only a row of 2**n - 1 would do.
+    """
+    most = (1 << (size.bit_length() - 1)) - 1  # what the steps after the first can search
+    if most - size // 2 < size // 64:
+        most = 2 * most + 1
+    left = size // 2 + min(size // 11, (most - size // 2) // 3)
+    steps = [size - left]
+    while left:
+        steps.append((left + 1) // 2)
+        left //= 2
+    return steps
 
 
 @check_arguments

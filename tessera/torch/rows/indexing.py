@@ -15,8 +15,9 @@ from tessera.ops.tensor.rearrange import take_along_axis, tril, triu
 from tessera.ops.tensor.scatter import scatter, scatter_add
 from tessera.ops.tensor.shape import count_elements, expand_dims, gather, iota, reshape
 from tessera.ops.tensor.sorting import searchsorted
+from tessera.stdlib.bags import add_bags
 from tessera.torch.rows.elementwise import convert_element_type
-from tessera.torch.table import aten, convert, narrow_to, unify, wide, zeros
+from tessera.torch.table import ATEN, aten, convert, narrow_to, unify, wide, zeros
 
 
 def _as_scalar(value: Any, like: Tensor) -> Tensor:
@@ -105,6 +106,9 @@ def _(
         out = scatter_add(zeros((bags, weight.shape[1]), rows.dtype), bag, rows, axis=0)
         out = out / expand_dims(e.maximum(cast(sizes, dtype=out.dtype), 1.0), 1) if mode == 1 else out
     return narrow_to(out, weight.dtype), None, None, None  # the others serve PyTorch's own backward pass
+
+
+ATEN["tessera_bags.add.default"] = add_bags
 
 
 def _take_largest(rows: Tensor, bag: Tensor, kept: Tensor, sizes: Tensor) -> Tensor:

@@ -10,6 +10,8 @@ from tessera.core.types import uint8
 from tessera.ir.tensor import Tensor
 from tessera.ops.tensor import elementwise as e
 from tessera.ops.tensor import reduce as r
+from tessera.ops.tensor.contractions import matmul
+from tessera.ops.tensor.matrices import matrix_transpose
 from tessera.ops.tensor.metric_losses import pdist
 from tessera.ops.tensor.shape import expand_dims, reshape
 from tessera.torch.rows.reductions import norm_of
@@ -275,18 +277,27 @@ def _sum_in_turn(v: Tensor, axes: tuple[int, ...]) -> Tensor:
 # Distances.
 
 
+MOST_DIRECT = 25  # rows of either operand whose distances ATen computes from differences, by default
+BY_PRODUCT, DIRECT = 1, 2  # ATen's modes: "use_mm_for_euclid_dist" and "donot_use_mm_for_euclid_dist"
+
+
 @aten("_cdist_forward.default")
 def _(x, y, p, compute_mode):
-    a, b = wide(x), wide(y)
     if not x.shape[-1]:
         return zeros((*broadcast(x.shape[:-2], y.shape[:-2]), x.shape[-2], y.shape[-2]), x.dtype)
-    return narrow_to(norm_of(e.abs(expand_dims(a, -2) - expand_dims(b, -3)), p, -1, False), x.dtype)
+    many = x.shape[-2] > MOST_DIRECT or y.shape[-2] > MOST_DIRECT
+    if p == 2 and (compute_mode == BY_PRODUCT or (compute_mode != DIRECT and many)):
+        return measure_by_product(x, y)
+    return narrow_to(norm_of(e.abs(expand_dims(wide(x), -2) - expand_dims(wide(y), -3)), p, -1, False), x.dtype)
 
 
 @aten("_euclidean_dist.default")
-def _(x, y):
-    apart = expand_dims(wide(x), -2) - expand_dims(wide(y), -3)
-    return narrow_to(e.sqrt(r.sum(apart * apart, axis=-1)), x.dtype)
+def measure_by_product(x: Tensor, y: Tensor) -> Tensor:
+    """The distances of rows by |x|² + |y|² - 2 x·y, as ATen computes many of them."""
+    a, b = wide(x), wide(y)
+    products = r.sum(a * a, axis=-1, keepdims=True) - 2.0 * matmul(a, matrix_transpose(b))
+    squares = products + expand_dims(r.sum(b * b, axis=-1), -2)
+    return narrow_to(e.sqrt(e.maximum(squares, 0.0)), x.dtype)
 
 
 @aten("_pdist_forward.default")

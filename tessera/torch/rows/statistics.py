@@ -6,7 +6,7 @@ import math
 from typing import Any
 
 from tessera.core.shapes import broadcast
-from tessera.core.types import DType, f32, int64
+from tessera.core.types import DType, f32, int16, int64
 from tessera.ir.tensor import Tensor
 from tessera.ops.tensor import elementwise as e
 from tessera.ops.tensor import random as draws
@@ -90,8 +90,9 @@ def _(x, bins=100, min=0, max=0):
     low, high = _find_range(flat, float(min), float(max))
     inside = e.bitwise_and(e.greater_equal(flat, low), e.less_equal(flat, high))
     at = e.floor((e.where(inside, flat, low) - low) / (high - low) * float(bins))
-    at = e.where(inside, e.minimum(cast(at, dtype=int64), bins - 1), bins)  # those outside share a bin of their own
-    counts = scatter_add(zeros((bins + 1,), int64), at, splat(1, at.type), axis=0)
+    narrow = int16 if bins < 1 << 15 else int64
+    at = e.where(inside, e.minimum(cast(at, dtype=narrow), bins - 1), bins)  # those outside share a bin of their own
+    counts = scatter_add(zeros((bins + 1,), int64), at, splat(1, at.type.with_dtype(int64)), axis=0)
     return cast(slice_axis(counts, 0, 0, bins), dtype=x.dtype)
 
 

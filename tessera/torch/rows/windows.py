@@ -9,6 +9,9 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
+
+from tessera.core.types import DType, f64
 from tessera.ir.tensor import Tensor
 from tessera.ops.tensor import adaptive_pooling, pooling
 from tessera.ops.tensor import elementwise as e
@@ -23,7 +26,15 @@ from tessera.ops.tensor.convolution import (
     conv_transpose3d,
     im2col,
 )
-from tessera.ops.tensor.resampling import channel_shuffle, grid_sample, interpolate, pixel_shuffle, pixel_unshuffle
+from tessera.ops.tensor.resampling import (
+    Resampling,
+    channel_shuffle,
+    grid_sample,
+    pixel_shuffle,
+    pixel_unshuffle,
+    resample,
+    resample_back,
+)
 from tessera.ops.tensor.scatter import scatter_add
 from tessera.ops.tensor.shape import gather, iota, reshape
 from tessera.torch.table import aten, narrow_to, wide, zeros
@@ -257,14 +268,18 @@ def _unpool(x: Tensor, at: Tensor, size: Sequence[int], rank: int) -> Tensor:
 # Resampling.
 
 
-def _resample(x: Tensor, mode: str, size: Any, align_corners: bool, scales: Any) -> Tensor:
+def _find_resampling(shape: Sequence[Any], mode: str, size: Any, align: bool, scales: Any, dtype: DType) -> Resampling:
     """ATen's places: by a scale where it is given and positive, else by the ratio of the sizes."""
-    if scales is None or any(v is None or v <= 0 for v in scales):
-        return interpolate(x, size=tuple(size), mode=mode, align_corners=align_corners)
-    sizes = tuple(math.floor(float(n) * s) for n, s in zip(x.shape[2:], scales, strict=True))
-    if size is not None and tuple(size) != sizes:
-        return interpolate(x, size=tuple(size), mode=mode, align_corners=align_corners)
-    return interpolate(x, scale_factor=tuple(scales), mode=mode, align_corners=align_corners)
+    sizes = tuple(shape[2:])
+    steps = [None if s is None or s <= 0 else float(s) for s in scales or (None,) * len(sizes)]
+    counts = size or [math.floor(float(n) * s) for n, s in zip(sizes, scales, strict=True)]
+    places = np.float64 if dtype == f64 and not mode.startswith("nearest") else np.float32  # as ATen computes them
+    return Resampling(mode, sizes, tuple(counts), steps, align, places)
+
+
+def _resample(x: Tensor, mode: str, size: Any, align_corners: bool, scales: Any) -> Tensor:
+    found = resample(wide(x), _find_resampling(x.shape, mode, size, align_corners, scales, x.dtype))
+    return narrow_to(found, x.dtype)
 
 
 MODES = {
@@ -294,8 +309,8 @@ for _name, _mode in LINEAR_MODES.items():
 
 
 def _resample_back(g: Tensor, shape: Sequence[int], mode: str, size: Any, align_corners: bool, scales: Any) -> Tensor:
-    like = zeros(shape, g.dtype)
-    return narrow_to(pull_back(lambda v: _resample(v, mode, size, align_corners, scales), like, wide(g)), g.dtype)
+    back = resample_back(wide(g), _find_resampling(shape, mode, size, align_corners, scales, g.dtype))
+    return narrow_to(back, g.dtype)
 
 
 SAMPLING = ("bilinear", "nearest", "bicubic")

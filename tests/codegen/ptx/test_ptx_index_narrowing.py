@@ -110,3 +110,46 @@ def test_places_that_a_loop_moves():
     want = np.concatenate([X[(places + p) % 97].sum(1) for p in range(3)])
     np.testing.assert_array_equal(out, want)
     assert count_wide(text) <= 1  # the number of the block
+
+
+def test_a_constant_of_an_index_is_the_displacement_of_its_access():
+    text, out = gather(lambda i: ts.minimum(ts.maximum(i, 0), 50) + 9, np.arange(-20, 80))
+    np.testing.assert_array_equal(out, X[np.clip(np.arange(-20, 80), 0, 50) + 9])
+    assert re.search(r"ld\.global\.f32 %f\d+, \[%x\d+\+36\]", text)
+
+
+def test_indices_that_are_in_bounds_in_a_partial_tile_have_no_mask():
+    """5000 indices are no whole tiles: past the end they are 0, in bounds; in a flip they would be negative."""
+    index = np.arange(5000) % 97
+    text, out = gather(lambda i: ts.minimum(ts.maximum(i, 0), 96), index)
+    np.testing.assert_array_equal(out, X[index])
+    assert re.search(r"\n\tld\.global\.f32", text) and not re.search(r"@%p\d+ ld\.global\.f32", text)
+    wide = np.arange(5000, dtype=np.float32)
+    traced = ts.jit(lambda x: ts.flip(x, 0)).trace(wide).function
+    text, (out,) = build(driver.lower(traced, "ptx")["tile"], [wide])
+    np.testing.assert_array_equal(out, wide[::-1])
+    assert re.search(r"@%p\d+ ld\.global\.f32", text)
+
+
+def test_elements_past_the_end_are_in_no_sum():
+    """They are read without a mask, and are not 0."""
+    index = np.arange(5000) % 97
+    traced = ts.jit(lambda x, i: ts.sum(x[ts.minimum(ts.maximum(i, 0), 96)])).trace(X + 1, index).function
+    _, (out,) = build(driver.lower(traced, "ptx")["tile"], [X + 1, index])
+    np.testing.assert_allclose(out, (X[index] + 1).sum(), rtol=1e-6)
+
+
+@pytest.mark.parametrize("twice", [False, True])
+def test_indices_of_hundreds_of_steps(twice):
+    """Their intervals are found without as many calls in one another, and each once."""
+
+    def compute(i):
+        for n in range(200):
+            i = ts.minimum(i + 1, ts.maximum(i - 1, 90 + n % 5)) if twice else ts.minimum(i + 1, 90 + n % 5)
+        return ts.maximum(i, 0)
+
+    index, want = np.arange(5000) % 97, np.arange(5000) % 97
+    for n in range(200):
+        want = np.minimum(want + 1, np.maximum(want - 1, 90 + n % 5) if twice else 90 + n % 5)
+    text, out = gather(compute, index)
+    np.testing.assert_array_equal(out, X[np.clip(want, 0, 96)])

@@ -53,3 +53,27 @@ def test_the_numbers_stay(axis):
     (got,) = interpreter.run(modules(function, PLAN)["tile"], [*args, np.array(7), np.array(0)])
     ts.manual_seed(7)
     np.testing.assert_allclose(got, program(ts.Tensor(X)).numpy(), rtol=1e-5, atol=1e-5)
+
+
+def test_control_flow_reads_places():
+    """A loop has several results, and a user of values may have none."""
+
+    def program(x):
+        return ts.while_loop(lambda i, s: i < 3, lambda i, s: (i + 1, s // 2 + ts.arange(6)), (0, x))
+
+    x = np.arange(6)
+    function, args = traced(program, x)
+    for got, want in zip(interpreter.run(modules(function, PLAN)["tile"], args), program(ts.Tensor(x)), strict=True):
+        np.testing.assert_array_equal(got, want.numpy())
+
+
+def test_random_numbers_for_a_loop():
+    def program(x):
+        drawn = ts.rand((6,))
+        return ts.sum(ts.fori_loop(0, 2, lambda i, s: s + drawn, x) + drawn)
+
+    x = np.ones(6, "f4")
+    function, args = traced(program, x)
+    (got,) = interpreter.run(modules(function, PLAN)["tile"], [*args, np.array(3), np.array(0)])
+    ts.manual_seed(3)
+    np.testing.assert_allclose(got, program(ts.Tensor(x)).numpy(), rtol=1e-5)

@@ -1,18 +1,30 @@
 """Instruction selection: patterns with one instruction or one op of the target.
 
-Fused multiply-add contraction, exp2 with flushed subnormals, votes of a warp, accumulation into products, and f32
-products on tensor cores by splitting into three bf16 (Henry, Tang and Heinecke 2019).
+Fused multiply-add contraction, exp2 with flushed subnormals, votes of a warp, elements of rows, accumulation into
+products, and f32 products on tensor cores by splitting into three bf16 (Henry, Tang and Heinecke 2019).
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from tessera.codegen.ptx.ops import WARP_TILES, ballot, element, exp2_ftz, fma, matmul_accumulate, truncate_bf16
+from tessera.codegen.ptx.ops import (
+    WARP_TILES,
+    LaunchFacts,
+    ballot,
+    element,
+    element_of_row,
+    exp2_ftz,
+    fma,
+    matmul_accumulate,
+    truncate_bf16,
+)
 from tessera.codegen.ptx.table.scalars.math_functions import emit
-from tessera.core.types import REGISTER, DType, TensorType, bf16, f16, f32, fp8_e4m3, fp8_e5m2, int64
+from tessera.core.types import REGISTER, DType, TensorType, bf16, f16, f32, f64, fp8_e4m3, fp8_e5m2, int32, int64
+from tessera.ir.analysis import IntervalAnalysis
 from tessera.ir.core import Function, Node, Value
 from tessera.ir.rewrite import (
     RewritePatterns,
@@ -23,7 +35,7 @@ from tessera.ir.rewrite import (
     has_effect,
     rewrite_function,
 )
-from tessera.ops.dialects import tile
+from tessera.ops.dialects import control_flow, tile
 from tessera.ops.tensor import basic, contractions, elementwise, reduce, shape
 
 # FMA contraction: `x * y + z` and `x * y - z` of f32 blocks, rounded once.
@@ -155,6 +167,79 @@ def _has_lane_bits(uses: UseDef, v: Value) -> bool:
         node = uses.get(node.args[0])
     bits = node if node is not None and node.op is elementwise.shift_left else None
     return bits is not None and _splat_value(uses, bits.args[0]) == 1 and _counts_lanes(uses, bits.args[1])
+
+
+# Row element selection: a sum of what is 0 but at one place of a row, which its lanes hold, is one shuffle.
+
+
+PICKED, MOST_HELD = range(4, 65), 128  # elements of a row, and of a block: larger ones are laid out for their sums
+PICKED_TYPES = ((f32, f32), (f64, f64), (int32, int32), (int32, int64), (int64, int64))  # of elements, and of their sum
+
+
+def select_row_elements(function: Function) -> Function:
+    """Select the element at a place of each row where all others are masked and added up."""
+    ranges = IntervalAnalysis(UseDef(function), LaunchFacts.of(function).grid)
+    for node in function.body.walk():
+        if node.op is control_flow.for_:
+            ranges.loop(node)
+    patterns = RewritePatterns("elements of rows")
+    patterns(reduce.sum)(lambda rewriter, node, args: _select_row_element(rewriter, node, ranges))
+    return rewrite_function(function, patterns, remove_dead=True)
+
+
+def _select_row_element(rewriter: Rewriter, node: Node, ranges: IntervalAnalysis) -> Value | None:
+    uses, type, out = rewriter.uses, node.args[0].type, node.out.type
+    assert isinstance(type, TensorType) and isinstance(out, TensorType)
+    plain = (type.dtype, out.dtype) in PICKED_TYPES and type.policy is None
+    chosen = uses.find(node.args[0], elementwise.where)
+    few = type.shape[-1] in PICKED and math.prod(map(int, type.shape)) <= MOST_HELD
+    if not plain or chosen is None or tuple(node.attrs["axis"]) != (-1,) or not few:
+        return None
+    place = _find_place_in_row(uses, chosen.args[0]) if _splat_value(uses, chosen.args[2]) == 0 else None
+    if place is None:
+        return None
+    lead, (low, high) = type.shape[:-1], ranges.of(place)
+    number = _splat_value(uses, place)
+    if number is None:
+        one = rewriter.add(basic.broadcast_to, rewriter.new(place), shape=(*lead, 1))
+    else:
+        one = rewriter.add(basic.full, shape=(*lead, 1), value=number, dtype=place.type.dtype)  # type: ignore[union-attr]
+    inside = low >= 0 and high < type.shape[-1]
+    found = rewriter.add(element_of_row, rewriter.new(chosen.args[1]), one, inside=inside)
+    found = rewriter.add(basic.cast, found, dtype=out.dtype) if out.dtype != type.dtype else found
+    return found if node.attrs["keepdims"] else rewriter.add(shape.reshape, found, shape=lead)
+
+
+def _find_place_in_row(uses: UseDef, mask: Value) -> Value | None:
+    """The only place along the last axis at which a mask can hold: a constant, or a block with one element there."""
+    node = uses.get(mask)
+    while node is not None and node.op is basic.broadcast_to and _has_last_axis(node):
+        node = uses.get(node.args[0])
+    if node is None or node.op is not elementwise.equal:
+        return None
+    for along, other in (node.args, tuple(reversed(node.args))):
+        if not _counts_last_axis(uses, along):
+            continue
+        spread = uses.find(other, basic.broadcast_to)
+        if _splat_value(uses, other) is not None or other.type.shape[-1:] == (1,):
+            return other
+        if spread is not None and not _has_last_axis(spread):
+            return spread.args[0]
+    return None
+
+
+def _has_last_axis(node: Node) -> bool:
+    """Whether a view has the last axis of its operand."""
+    before, after = (x.type.shape for x in (node.args[0], node.out))  # type: ignore[union-attr]
+    return before[-1:] == after[-1:]
+
+
+def _counts_last_axis(uses: UseDef, v: Value) -> bool:
+    """Whether a value is the index along its last axis, spread over the others."""
+    node = uses.get(v)
+    while node is not None and node.op in (basic.broadcast_to, shape.reshape) and _has_last_axis(node):
+        node = uses.get(node.args[0])
+    return node is not None and node.op is shape.iota and node.attrs["axis"] in (-1, len(node.attrs["shape"]) - 1)
 
 
 # Element selection: one element of a block that a thread of a group holds in registers is its register. `b[3]` stores

@@ -86,6 +86,7 @@ def _plan_element_accesses(
     """The accesses at blocks of indices, to single elements or to runs of `length` registers whose elements are
     neighbours in memory; with `once` a single thread accesses each element."""
     indices = [_strip_widening(ctx, v) for v in indices]
+    indices, displacement = _split_displacements(ctx, m, indices)
     registers = [broadcast_registers(ctx, v, layout) for v in indices]
     places = [tuple(held[i] for held in registers) for i in range(layout.count)]
     guards = _make_guards(ctx, mask, layout, once)
@@ -102,7 +103,7 @@ def _plan_element_accesses(
                     known[key] = _add_index(ctx, v, places[i][axis], stride, address)
                 address = known[key]
             count = length if whole else 1
-            accesses.append(VectorAccess(i, count, address, 0, tuple(guards[i : i + count])))
+            accesses.append(VectorAccess(i, count, address, displacement, tuple(guards[i : i + count])))
     return accesses
 
 
@@ -136,7 +137,35 @@ def _strip_widening(ctx: EmissionContext, v: Value) -> Value:
     return node.args[0] if source.is_integer and source.bits == 32 else v
 
 
-MOST_STRIDE = 1 << 31  # bytes that a multiplication of 32 bits takes
+MOST_STRIDE = 1 << 31  # bytes that a multiplication of 32 bits takes, and a displacement
+
+
+def _split_displacements(ctx: EmissionContext, m: PtxMemRef, indices: Sequence[Value]) -> tuple[list[Value], int]:
+    """Indices without the constants that are added to them, and the bytes that these make: an address has them free.
+
+    A sum with a positive constant that leaves 32 bits is negative, so that no access is at it.
+    """
+    found, total = [], 0
+    for v, stride in zip(indices, m.strides, strict=True):
+        rest, constant = _split_constant(ctx, v)
+        step = ctx.sizes.find(stride)
+        more = constant * step if isinstance(step, int) else MOST_STRIDE
+        fits = total + more < MOST_STRIDE
+        found.append(rest if fits else v)
+        total += more if fits else 0
+    return found, total
+
+
+def _split_constant(ctx: EmissionContext, v: Value) -> tuple[Value, int]:
+    """A signed index as another one and a constant that is added to it."""
+    node = ctx.analyses.producers.get(v)
+    if node is None or node.op is not e.add or v.type.dtype.kind != "int":  # type: ignore[union-attr]
+        return v, 0
+    for rest, other in (node.args, reversed(node.args)):
+        made = ctx.analyses.producers.get(other)
+        if made is not None and made.op is basic.full and made.attrs["value"] >= 0 and rest in ctx.values:
+            return rest, int(made.attrs["value"])
+    return v, 0
 
 
 def _add_index(ctx: EmissionContext, v: Value, index: str, stride: Size, address: str) -> str:

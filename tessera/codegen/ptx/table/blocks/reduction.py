@@ -10,8 +10,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from tessera.codegen.ptx.context import EmissionContext
-from tessera.codegen.ptx.layout import LANE_BITS, DistributedLayout, LayoutBit, and_predicates
-from tessera.codegen.ptx.passes.layout_inference import reduction_axes
+from tessera.codegen.ptx.layout import LANE_BITS, WARP_THREADS, DistributedLayout, LayoutBit, and_predicates
+from tessera.codegen.ptx.ops import element_of_row
+from tessera.codegen.ptx.passes.layout_inference import natural_layout_rules, operand_layout_rules, reduction_axes
 from tessera.codegen.ptx.table import emission_rule
 from tessera.codegen.ptx.table.blocks.layout_conversion import read_exchange, shuffle_register, write_exchange
 from tessera.codegen.ptx.table.scalars.arithmetic import (
@@ -23,7 +24,7 @@ from tessera.codegen.ptx.table.scalars.arithmetic import (
 from tessera.codegen.ptx.table.scalars.math_functions import ScalarContext, emit
 from tessera.codegen.ptx.text.builder import PtxBuilder, ptx_type, typed_literal
 from tessera.core.types import DType, bool_, f32, f64, int32, int64
-from tessera.ir.core import Node
+from tessera.ir.core import Node, Value
 from tessera.ir.rules import Op
 from tessera.ops.tensor import elementwise as e
 from tessera.ops.tensor import reduce
@@ -148,6 +149,107 @@ def _find_first_places(
     least = Combiner((int32,), lambda text, a, b: (text.let("min.s32", "b32", a[0], b[0]),), (NO_PLACE,))
     parts = TreeReduction(ctx, least, layout, (axis,)).emit_threads(found)
     return [(text.let("cvt.s64.s32", "b64", part[0]),) for part in parts]
+
+
+# The element at a place of a row: a shuffle from the lane that has it, of the register that its place chooses.
+
+
+@natural_layout_rules(element_of_row)
+def _(inference, node):
+    return [inference.find_layout(node.args[0]).reduced((node.out.type.rank - 1,), keep=True)]
+
+
+@operand_layout_rules(element_of_row)
+def _(arranger, node, out):
+    return [arranger.inference.find_layout(node.args[0]), out]
+
+
+@emission_rule(element_of_row)
+def _(ctx: EmissionContext, node: Node) -> None:
+    x, place = node.args
+    layout, axis, dtype = ctx.layout(x), x.type.rank - 1, x.type.dtype  # type: ignore[union-attr]
+    reduced, combiner = layout.reduced((axis,), keep=True), make_combiner(reduce.sum, dtype)
+    bits = [(i, bit[1]) for i, bit in enumerate(layout.threads) if bit is not None and bit[0] == axis]
+    places = [_narrow_place(ctx, place, p) for p in ctx.values[place]]
+    read = _shuffle_rows if _is_run_of_lanes(bits) else _add_up_rows
+    zero, found = str(combiner.constants()[0]), []
+    for index, picked in zip(places, read(ctx, layout, bits, combiner, ctx.values[x], places), strict=True):
+        if dtype.is_float:  # a sum starts at +0: that of -0 is +0
+            picked = combiner.join(ctx.text, (picked,), (zero,))[0]
+        if not node.attrs["inside"]:
+            inside = ctx.text.let("setp.lt.u32", "pred", index, layout.shape[axis])
+            picked = select_register(ctx.text, dtype, inside, picked, zero)
+        found.append(picked)
+    ctx.values[node.out] = tuple(found[reduced.index[offset]] for offset in ctx.layout(node.out).offsets)
+
+
+LAST_PLACE = (1 << 31) - 1
+
+
+def _narrow_place(ctx: EmissionContext, v: Value, place: str) -> str:
+    """A place as a number of 32 bits, which is outside where it was."""
+    if v.type.dtype != int64 or not place.startswith("%"):  # type: ignore[union-attr]
+        return materialise_operand(ctx.text, "b32", place)
+    return ctx.text.let("cvt.u32.u64", "b32", ctx.text.let("min.u64", "b64", place, LAST_PLACE))
+
+
+def _is_run_of_lanes(bits: Sequence[tuple[int, int]]) -> bool:
+    """Whether the bits of the thread number that index a row are neighbours, in a lane's number and in the index."""
+    return not bits or (
+        len({p - i for i, p in bits}) == 1 and bits[-1][0] - bits[0][0] < len(bits) <= LANE_BITS - bits[0][0]
+    )
+
+
+def _shuffle_rows(
+    ctx: EmissionContext, layout: DistributedLayout, bits: Sequence[tuple[int, int]], combiner: Combiner,
+    values: Sequence[str], places: Sequence[str],
+) -> list[str]:  # fmt: skip
+    """The element of each row from its lane, of whose registers the one whose offset has the bits of the place."""
+    (dtype,), rows = combiner.dtypes, dict[tuple[int, ...], list[tuple[int, str]]]()
+    for value, offset in zip(values, layout.offsets, strict=True):
+        rows.setdefault(offset[:-1], []).append((offset[-1], value))
+    found = []
+    for place, row in zip(places, rows.values(), strict=True):
+        held = _choose_register(ctx.text, dtype, row, place)  # all lanes of a row have the same place
+        found.append(shuffle_register(ctx.text, dtype, held, "idx", _find_lane(ctx, bits, place)) if bits else held)
+    return found
+
+
+def _find_lane(ctx: EmissionContext, bits: Sequence[tuple[int, int]], place: str) -> str:
+    """The lane that has the element at a place of this lane's row."""
+    (first, low), count, text = bits[0], len(bits), ctx.text
+    lane = text.let("shr.u32", "b32", place, low) if low else place
+    if count == LANE_BITS:  # a shuffle reads no further bits
+        return lane
+    mask = (1 << count) - 1
+    lane = text.let("and.b32", "b32", lane, mask)
+    lane = text.let("shl.b32", "b32", lane, first) if first else lane
+    others = (WARP_THREADS - 1) & ~(mask << first)
+    return text.let("or.b32", "b32", lane, ctx.team.hoist(("lanes", others), "and.b32", "b32", ctx.team.thread, others))
+
+
+def _choose_register(text: PtxBuilder, dtype: DType, parts: Sequence[tuple[int, str]], place: str) -> str:
+    """Of registers the one whose offset along a row has the bits of a place: each bit leaves half of them."""
+    while len(parts) > 1:
+        bit = 1 << (max(n for n, _ in parts).bit_length() - 1)
+        held = text.let("setp.ne.u32", "pred", text.let("and.b32", "b32", place, bit), 0)
+        high = {n - bit: v for n, v in parts if n & bit}
+        parts = [(n, select_register(text, dtype, held, high[n], v)) for n, v in parts if not n & bit]
+    return parts[0][1]
+
+
+def _add_up_rows(
+    ctx: EmissionContext, layout: DistributedLayout, bits: Sequence[tuple[int, int]], combiner: Combiner,
+    values: Sequence[str], places: Sequence[str],
+) -> list[str]:  # fmt: skip
+    """The sums of rows whose other elements are 0."""
+    axis, text, (zero,) = len(layout.shape) - 1, ctx.text, combiner.constants()
+    thread, reduced, masked = ctx.team.thread_offset(layout, axis), layout.reduced((axis,), keep=True), []
+    for value, offset in zip(values, layout.offsets, strict=True):
+        row, own = (*offset[:axis], 0), text.let("add.s32", "b32", thread, offset[axis])
+        hit = text.let("setp.eq.u32", "pred", own, places[reduced.index[row]])
+        masked.append((select_register(text, combiner.dtypes[0], hit, value, str(zero)),))
+    return [part for (part,) in TreeReduction(ctx, combiner, layout, (axis,)).emit(masked)]
 
 
 def _accumulator_type(node: Node) -> DType:
