@@ -412,6 +412,18 @@ def describe_score(rows: list[dict[str, Any]]) -> list[str]:
     return lines
 
 
+def describe_seeds(rows: list[dict[str, Any]]) -> list[str]:
+    """A table with a line for each seed: of the mutants that are not equivalent, how many each stage found at first."""
+    lines = ["| seed | judged | equivalent | suite and random programs | with the tests |", "|---" * 5 + "|"]
+    for seed in sorted({int(r["name"].split("/")[1]) for r in rows}):
+        counts = Counter(_describe_fate(r) for r in rows if r["name"].split("/")[1] == str(seed))
+        total, alone = sum(counts.values()), counts["suite"] + counts["fuzzing"]
+        other = total - counts["equivalent"]
+        shares = (f"{n} ({n / other:.0%})" for n in (alone, alone + counts["tests"]))
+        lines.append(f"| {seed} | {total} | {counts['equivalent']} | {' | '.join(shares)} |")
+    return lines
+
+
 def describe_survivors(rows: list[dict[str, Any]]) -> list[str]:
     """Tables of the mutants that no check found at first: what finds them now, why none can, and the rest."""
     lines: list[str] = []
@@ -453,7 +465,7 @@ def main() -> int:
     given = options.parse_args()
     rows = json.loads(given.report.read_text()) if given.report.exists() else []
     if given.score:
-        print("\n".join([*describe_score(rows), "", *describe_survivors(rows)]))
+        print("\n".join([*describe_seeds(rows), "", *describe_score(rows), "", *describe_survivors(rows)]))
         return 0
     load_libraries()
     with tempfile.TemporaryDirectory() as folder:
@@ -473,6 +485,8 @@ def main() -> int:
 
 def _judge_all(given: argparse.Namespace, rows: list[dict[str, Any]], folder: str) -> None:
     parts = [pickle.loads(path.read_bytes()) for path in given.coverage]
+    if any(part.starts != parts[0].starts for part in parts):
+        raise SystemExit("the parts of --coverage number other blocks: record them from the same sources")
     checks = {name: check for part in parts for name, check in part.checks.items()}
     (modules, imported), *_ = [(p.modules, p.imported) for p in parts if p.imported] or [((), b"")]
     import_all(list(modules))

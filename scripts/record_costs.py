@@ -1,5 +1,6 @@
 """What programs of the suite cost on each target: launches, memory, and instructions by kind; no time is measured.
-And how much their error bounds allow: the bits of the results that they make certain.
+And how much their error bounds allow: the bits of the results that they make certain. And what programs of many sizes
+are lowered to (`scripts/sized_programs.py`).
 
     python scripts/record_costs.py           # writes tests/codegen/program_costs.json
     python scripts/record_costs.py --show    # only prints what has changed
@@ -11,6 +12,7 @@ A change of a pass, a schedule, a cost model or a memory plan which keeps all re
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import re
 import sys
@@ -23,7 +25,9 @@ from typing import Any
 import numpy as np
 
 ROOT = Path(__file__).parents[1]
-sys.path[:0] = [str(ROOT)]
+sys.path[:0] = [str(ROOT), str(ROOT / "scripts")]
+
+from sized_programs import PROGRAMS, SIZED_TARGETS, list_choices  # noqa: E402
 
 from conformance.case import Case, all_cases  # noqa: E402
 from tessera.core.errors import ResourceError, UnsupportedOpError  # noqa: E402
@@ -80,6 +84,9 @@ def count_costs(case: Case, target: str) -> dict[str, int] | None:
     counts = Counter({name: sum(bool(p.search(line)) for line in lines) for name, p in KINDS.items()})
     workspace = plan.get("workspace", 0)
     counts |= {"launches": len(plan.get("launches", ())), "lines": len(lines), "workspace": workspace}
+    entries = (plan.get("entries") or {}).values()
+    counts |= {name: sum(e.get(name, 0) for e in entries) for name in ("threads", "shared")}
+    counts["resident"] = sum(int(n) for line in lines for n in re.findall(r"\.minnctapersm (\d+)", line))
     return {name: counts[name] for name in sorted(counts) if counts[name]}
 
 
@@ -108,13 +115,19 @@ def list_costs(targets: Sequence[str] = (*TARGETS, "bounds")) -> Iterator[tuple[
             yield f"{case.name} bounds", measure_bounds(case)
 
 
+def list_all_choices() -> Iterator[tuple[str, dict[str, Any] | None]]:
+    """What all programs of many sizes are lowered to."""
+    for name, kind in itertools.product(PROGRAMS, SIZED_TARGETS):
+        yield from list_choices(name, kind)
+
+
 def main() -> int:
     """Record the costs, and print those that have changed."""
     options = argparse.ArgumentParser(description=__doc__)
     options.add_argument("--show", action="store_true", help="record nothing")
     given = options.parse_args()
     known = json.loads(RECORD.read_text()) if RECORD.exists() else {}
-    found = dict(list_costs())
+    found = {**dict(list_costs()), **dict(list_all_choices())}
     for name in [n for n in {**known, **found} if known.get(n, "-") != found.get(n, "-")]:
         print(f"{name}: {known.get(name, '-')} -> {found.get(name, '-')}")
     if not given.show:

@@ -8,7 +8,6 @@ argument in place.
 
 from __future__ import annotations
 
-import math
 import operator
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -280,9 +279,10 @@ class BlockIndices:
         if self.axis is None:
             return self
         size, long = before[self.axis], [a for a in range(-len(after), 0) if after[a] != 1]
-        if len(long) == 1 and after[long[0]] == size and math.prod(before) == size:
+        if len(long) == 1 and after[long[0]] == size:
             return replace(self, axis=long[0])
-        kept = list(before) == [n if m != 1 else 1 for n, m in zip(after[-len(before) :], before, strict=True)]
+        last = after[-len(before) :]
+        kept = list(before) == [n if m != 1 else 1 for n, m in zip(last, before, strict=False)]
         return self if kept and after[self.axis] == size else None
 
 
@@ -336,11 +336,17 @@ def _is_pointwise(loaded: Sequence[Value], block: Block) -> bool:
         if not tainted & {*node.args, *(a for region in node.regions for n in _walk(region) for a in n.args)}:
             continue
         moves = node.op is REGISTRY["ts.reshape"] or (node.op.pointwise and not node.regions)
-        places = node.op is tile.scatter and tainted.isdisjoint(node.args[2:])
+        places = node.op is tile.scatter and tainted.isdisjoint(node.args[2:]) and not _repeats(node)
         if node.op is not tile.store and not moves and not places:
             return False
         tainted.update(node.results)
     return not tainted & set(block.results)
+
+
+def _repeats(scatter: Node) -> bool:
+    """Whether a scatter has a value that is repeated to the shape of its places."""
+    value, *places = (a.type.shape for a in scatter.args[1:])
+    return any(n == 1 != m for shape in places for n, m in zip(reversed(value), reversed(shape), strict=False))
 
 
 def _find_form(value: Value, producers: Mapping[Value, Node]) -> dict[int, int] | None:

@@ -42,6 +42,7 @@ EDGE_POLICIES: dict[str, dict[str, Any]] = {
     "flush-f16": {"denormals": "flush", "store": ts.f16},
     "compensated": {"compensated": True},
 }
+MIXED_POLICIES = ("saturate", "toward-zero", "compensated")  # of one operand alone
 
 
 def cases() -> Iterator[Case]:
@@ -72,6 +73,10 @@ def cases() -> Iterator[Case]:
             x, w = edge_values(kind, 1, (5, 16), "f32"), edge_values(kind, 2, (16, 3), "f32")
             program = Jit(_use_edges(clauses))
             yield Case(f"graph/numerics/edges-{name}-{kind}", lambda p=program, a=(x, w): (p, a), unknown=True)  # type: ignore[misc]
+    for name in MIXED_POLICIES:
+        x, y = (edge_values("extreme", i, (5, 16), "f32") for i in (1, 2))
+        program = Jit(_mix(EDGE_POLICIES[name]))
+        yield Case(f"graph/numerics/mixed-{name}", lambda p=program, a=(x, y): (p, a), unknown=True)  # type: ignore[misc]
 
 
 def _make_case(name: str, program: Callable[..., Any], *operands: Any) -> Case:
@@ -102,6 +107,17 @@ def _use_edges(clauses: dict[str, Any]) -> Callable[..., Any]:
         with ts.numerics(**clauses):
             pointwise = (x * 1.5, x + x, x - x[:, ::-1], ts.exp(x), ts.maximum(x, 0.0), -x)
             return *pointwise, ts.sum(x, axis=1), ts.cumsum(x, axis=0), ts.mean(x * 2.0), ts.max(x, axis=0), x @ w
+
+    return program
+
+
+def _mix(clauses: dict[str, Any]) -> Callable[..., Any]:
+    """Ops of an operand that has a policy and of one without."""
+
+    def program(x: Any, y: Any) -> Any:
+        with ts.numerics(**clauses):
+            narrow = -x
+        return narrow * y, y + narrow, y - narrow, narrow - y, ts.maximum(y, narrow)
 
     return program
 

@@ -62,6 +62,39 @@ def parted(x, low, high, *, BM: int = 4, COLUMNS: int = 4):
     tile.store(low[i : i + BM, 0:COLUMNS], tile.minimum(v, 0.5), edge="clip")
     tile.store(high[i : i + BM, 0:COLUMNS], tile.where(v > 0.5, v * 2.0, 0.0), edge="clip")
 """,
+    "placed_rows": """
+@ts.kernel
+def placed_rows(x, places, out, *, COLUMNS: int = 4):
+    i = tile.program_id(0)
+    at = places[i]
+    v = tile.load(x[i : i + 1, 0:COLUMNS])
+    tile.store(out[at : at + 1, 0:COLUMNS], v * 0.5)
+""",
+    "folded_rows": """
+@ts.kernel
+def folded_rows(x, out, *, COLUMNS: int = 4):
+    i = tile.program_id(0)
+    v = tile.reshape(tile.load(x[i : i + 1, 0:COLUMNS]), shape=(COLUMNS,))
+    halves = tile.reshape(tile.arange(0, COLUMNS), shape=(2, COLUMNS // 2))
+    turned = tile.reshape(tile.transpose(halves), shape=(COLUMNS,))
+    out[turned * 0 + i, turned] = v - 1.0
+""",
+    "met_rows": """
+@ts.kernel
+def met_rows(x, totals, out, *, COLUMNS: int = 4):
+    i = tile.program_id(0)
+    v = tile.load(x[i : i + 1, 0:COLUMNS])
+    tile.store(totals[i : i + 1], tile.cast(tile.sum(v * 0.25, axis=1), x.dtype))
+    tile.grid_barrier()
+    tile.store(out[i : i + 1, 0:COLUMNS], v + tile.reshape(tile.load(totals[0:1]), shape=(1, 1)))
+""",
+    "shared_edges": """
+@ts.kernel
+def shared_edges(x, out, *, BN: int = 4):
+    i, j = tile.program_id(0), tile.program_id(1) * BN
+    v = tile.load(x[i : i + 1, j : j + BN], other=0.0)
+    tile.store(out[i : i + 1, j : j + BN], v + tile.load(x[i : i + 1, j - 1 : j - 1 + BN], other=0.0), edge="clip")
+""",
 }
 
 
@@ -89,4 +122,8 @@ def _launch(c: Choices, _pool: ValuePool, name: str) -> str:
         f"COUNT=-(-{columns} // 4), {blocks})",
         f"ts.launch(copied_rows, ({rows},), {name}, {like}, COLUMNS={columns})",
         f"ts.launch(parted, ({down},), {name}, {like}, {like}, BM={high}, COLUMNS={columns})[{c.draw(2)}]",
+        f"ts.launch(placed_rows, ({rows},), {name}, ts.flip(ts.arange({rows}), 0), {like}, COLUMNS={columns})",
+        f"ts.launch(shared_edges, ({rows}, {across}), {name}, {like}, BN={wide})",
+        f"ts.launch(met_rows, ({rows},), {name}, {column}, {like}, COLUMNS={columns})[1]",
+        f"ts.launch(folded_rows, ({rows},), {name}, {like}, COLUMNS={columns})",
     ))  # fmt: skip

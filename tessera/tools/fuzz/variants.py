@@ -1,9 +1,9 @@
 """Variants of a random program that must not change its results (metamorphic relations).
 
 Of a function: its passes in a random selection and order, other tile sizes, a batch of it, symbolic sizes, calls
-through `ts.jit` with donated arguments, and its derivatives (`derivative_relations.py`). Of a kernel: other blocks,
-swizzles, paddings and pipeline stages, launches on streams. Of both: arrays laid out in memory in another order, other
-machines of a target (vectors, architectures, meshes), artifacts.
+through `ts.jit` with donated arguments, inputs in other forms, and its derivatives (`derivative_relations.py`). Of a
+kernel: other blocks, swizzles, paddings and pipeline stages, launches on streams. Of both: arrays laid out in memory in
+another order, other machines of a target (vectors, architectures, meshes), artifacts.
 """
 
 from __future__ import annotations
@@ -174,6 +174,54 @@ def _run_batch(program: RandomProgram) -> list[np.ndarray]:
     return [r[1] for r in prepare(entry, arguments).run("graph")]
 
 
+# Other forms of an input, by name: its elements in another array, and the ops that give them back.
+Form = Callable[[np.ndarray, Random], tuple[np.ndarray, Callable[[Any], Any]]]
+
+
+def _turn(x: np.ndarray, random: Random) -> tuple[np.ndarray, Callable[[Any], Any]]:
+    """Two neighbouring axes, in most cases, or all of them in another order."""
+    axes = list(range(x.ndim))
+    if x.ndim > 1 and random.random() < 0.7:
+        first = random.randrange(x.ndim - 1)
+        axes[first : first + 2] = axes[first + 1], axes[first]
+    else:
+        random.shuffle(axes)
+    back = tuple(int(a) for a in np.argsort(axes))
+    return np.array(x.transpose(axes), order="C"), lambda t: TESSERA.permute(t, back)
+
+
+def _enclose(x: np.ndarray, random: Random) -> tuple[np.ndarray, Callable[[Any], Any]]:
+    """A part of a larger array."""
+    low = [random.randrange(3) for _ in x.shape]
+    wide = np.zeros([first + n + random.randrange(3) for first, n in zip(low, x.shape, strict=True)], x.dtype)
+    inside = tuple(slice(first, first + n) for first, n in zip(low, x.shape, strict=True))
+    wide[inside] = x
+    return wide, lambda t: t[inside] if inside else t
+
+
+FORMS: dict[str, Form] = {
+    "turned": _turn,
+    "enclosed": _enclose,
+    "flat": lambda x, random: (x.reshape(-1), lambda t: TESSERA.reshape(t, shape=x.shape)),
+    "stacked": lambda x, random: (np.stack([np.zeros_like(x), x]), lambda t: t[1]),
+    "flipped": lambda x, random: (np.flip(x).copy(), lambda t: TESSERA.flip(t) if x.ndim else t),
+}
+
+
+def _run_with_other_forms(program: Any, target: str, random: Random) -> list[np.ndarray]:
+    """The program on arrays of other forms, from which it makes its inputs first: rewrites see other operands."""
+    forms = [random.choice([*FORMS.values(), _turn, None]) for _ in program.inputs]
+    inputs = program.arguments().values()
+    made = [(x, lambda t: t) if f is None else f(x, random) for f, x in zip(forms, inputs, strict=True)]
+    function = program.load().function
+
+    def changed(*arrays: Any) -> Any:
+        return function(*(back(t) for t, (_, back) in zip(arrays, made, strict=True)))
+
+    entry = prepare(Jit(changed), [x for x, _ in made], target)
+    return entry.run("tile" if target == "interp" else "device", target)
+
+
 def _run_with_symbolic_sizes(program: RandomProgram, target: str, random: Random) -> list[np.ndarray]:
     """The program with names for a random selection of its inputs' sizes; equal sizes have one name or several.
 
@@ -315,6 +363,7 @@ FUNCTION_VARIANTS: dict[str, FunctionVariant] = {
     "other tiles": _run_other_tiles,
     "other layouts": lambda program, prepared, target, random: _run_other_layouts(prepared, random),
     "batch": lambda program, prepared, target, random: _run_batch(program),
+    "other forms": lambda program, prepared, target, random: _run_with_other_forms(program, target, random),
     "symbolic sizes": lambda program, prepared, target, random: _run_with_symbolic_sizes(program, target, random),
     "padded sizes": lambda program, prepared, target, random: _run_padded(program, random),
     "later sizes": lambda program, prepared, target, random: _run_at_later_sizes(program, target, random),

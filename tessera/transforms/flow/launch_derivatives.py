@@ -444,7 +444,7 @@ def _pull_other(adjoint: AdjointKernel, node: Node, g: Tensor, rest: list[Any]) 
 def add_block(adjoint: AdjointKernel, node: Node, target: Value, g: Tensor, rest: list[Any]) -> None:
     """Add a block to the memory that it was loaded from."""
     rank, shape = target.type.rank, node.attrs["shape"]  # type: ignore[union-attr]
-    if node.args[0] in adjoint.homes or not adjoint.accesses.is_owned_by_program(node.args[0]):
+    if not adjoint.accesses.is_owned_by_program(node.args[0]):
         indices = [start + _make_ramp(shape, axis) for axis, start in enumerate(rest[:rank])]
         mask = _find_mask(node, indices, rest, target)
         _add_atomically(adjoint, target, g, indices, mask)

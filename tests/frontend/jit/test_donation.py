@@ -162,3 +162,17 @@ def test_blocks_at_places_that_memory_holds():
     x = np.arange(32, dtype=np.float32)
     found = ts.jit(launched, target="llvm", donate=("x",))(ts.tensor(x), np.zeros(1, np.int64))
     assert found.tolist() == (3.0 * x).tolist()
+
+
+@ts.kernel
+def repeated(x, out, *, ROUNDS: int):
+    """Each round reads the argument again, after the round before has stored."""
+    at = ts.tile.program_id(0) * 8
+    for _ in ts.tile.range(0, ROUNDS):
+        ts.tile.store(out[at : at + 8], 3.0 * ts.tile.load(x[at : at + 8]))
+
+
+def test_memory_that_a_loop_reads_again_is_not_overwritten():
+    launched = lambda x: ts.launch(repeated, (4,), x, ts.like(x), ROUNDS=2)  # noqa: E731
+    x = np.arange(32, dtype=np.float32)
+    assert ts.jit(launched, target="llvm", donate=("x",))(ts.tensor(x)).tolist() == (3.0 * x).tolist()

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import tessera as ts
+from tessera.lower.passes import canonicalisation
 from tessera.runtime import driver
 from tessera.runtime.program import PreparedProgram, prepare
 from tessera.tools.fuzz import variants
@@ -21,7 +22,7 @@ SOURCE = """def program(x0, x1):
 """
 PROGRAM = RandomProgram(SOURCE, (Input("x0", (5, 3), "f32", "uniform", 1), Input("x1", (3,), "f32", "uniform", 2)))
 NAMES = {"random passes", "other tiles", "batch", "symbolic sizes", "padded sizes", "later sizes", "donated arguments",
-         "other machine", "other layouts", "artifact", *RELATIONS}  # fmt: skip
+         "other machine", "other layouts", "other forms", "artifact", *RELATIONS}  # fmt: skip
 
 
 def run_all(program=PROGRAM):
@@ -51,6 +52,26 @@ def test_an_array_in_another_order_has_its_elements(shape, rng):
     found = [variants.relay(x, Random(seed)) for seed in range(20)]
     assert all(np.array_equal(x, each) for each in found)
     assert len({each.strides for each in found}) > (len(shape) > 1)
+
+
+@pytest.mark.parametrize("name", variants.FORMS)
+@pytest.mark.parametrize("shape", [(), (3,), (2, 0, 3), (4, 3, 2)])
+def test_an_input_of_another_form_has_its_elements(name, shape, rng):
+    x = rng.normal(size=shape).astype(np.float32)
+    for seed in range(5):
+        array, give_back = variants.FORMS[name](x, Random(seed))
+        np.testing.assert_array_equal(give_back(ts.Tensor(array)).numpy(), x)
+
+
+def test_a_rewrite_that_takes_a_permutation_for_a_reshape_is_found(monkeypatch):
+    monkeypatch.setattr(canonicalisation, "sorted", list, raising=False)
+    want = prepare(PROGRAM.load(), PROGRAM.arguments()).run("tile")[0]
+    found = [variants._run_with_other_forms(PROGRAM, "interp", Random(str(seed)))[0] for seed in range(9)]
+    assert not all(np.allclose(r, want) for r in found)
+    monkeypatch.undo()
+    for seed in range(5):
+        (result, _) = variants._run_with_other_forms(PROGRAM, "interp", Random(seed))
+        np.testing.assert_allclose(result, want, rtol=1e-5, atol=1e-6)
 
 
 def test_a_level_that_reads_memory_in_the_order_of_rows_is_found(monkeypatch):
