@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 
 from tessera.core.symbolic_dim import Dim
@@ -61,7 +62,7 @@ from tessera.lower.passes.window_sums import gather_window_sums
 from tessera.lower.passes.window_views import flatten_windows, form_window_views
 from tessera.lower.schedule_to_tile.lowering import to_legal_tile
 from tessera.ops.dialects import control_flow, host, schedule, tile
-from tessera.ops.tensor import contractions, elementwise, scatter, shape, sorting
+from tessera.ops.tensor import contractions, elementwise, reduce, scatter, shape, sorting
 
 LoweringPass = Callable[[Module, LoweringPlan], Module]
 
@@ -213,7 +214,9 @@ def rewrite_window_sums(module: Module, plan: LoweringPlan) -> Module:
 
 
 def merge_row_moments(module: Module, plan: LoweringPlan) -> Module:
-    """Variances and sums of exponentials of long rows from those of their parts."""
+    """Variances and sums of exponentials of long rows from those of their parts, where programs run side by side."""
+    if plan.parallel is None or not plan.shares_rows or not _has_long_rows(module.main, plan):
+        return module
     return module.replace(merge_moments(module.main, plan), *module.functions[1:])
 
 
@@ -221,6 +224,12 @@ def _gathers_often(module: Module, plan: LoweringPlan) -> bool:
     """Whether a tile function gathers more than once, where the target has memory for what it gathers from."""
     kernels = module.functions[1:] if plan.table_bytes else ()
     return any(sum(n.op is tile.gather for n in f.body.nodes) > 1 for f in kernels)
+
+
+def _has_long_rows(function: Function, plan: LoweringPlan) -> bool:
+    """Whether a sum has more terms, or as many as a symbol says, than a program holds."""
+    sizes = ([n.args[0].type.shape[a] for a in n.attrs["axis"]] for n in function.body.nodes if n.op is reduce.sum)  # type: ignore[union-attr]
+    return any(not all(isinstance(s, int) for s in each) or math.prod(each) > plan.row_limit for each in sizes)
 
 
 def hold_generated(module: Module, plan: LoweringPlan) -> Module:

@@ -169,7 +169,7 @@ def test_long_rows_that_are_walked_twice_have_shorter_tiles_on_a_gpu():
         choose(f, (4096, 50304), target="ptx")[1][2]
         for f in (
             lambda x: ts.max(x, axis=1),
-            lambda x: ts.logsumexp(x, axis=1),
+            lambda x: ts.sum(ts.exp(x / ts.max(x, axis=1, keepdims=True)), axis=1),
             lambda x: ts.sum(ts.log(x), axis=1),
         )
     )

@@ -131,8 +131,6 @@ def reduce_rows(op: Op, numbers: Tensor) -> Tensor:
 
 def merge_moments(function: Function, plan: LoweringPlan) -> Function:
     """Variances and sums of exponentials of rows that no program holds read what they are of once."""
-    if plan.parallel is None or not plan.shares_rows:
-        return function
     uses = UseDef(function)
     found = {node: match for node in function.body.nodes if (match := match_statistic(uses, node, plan))}
     firsts = {match.first: match for match in found.values()}
@@ -182,7 +180,10 @@ def _match_centred(
     sizes = tuple(int(n) for n in type.shape)
     if math.prod(sizes[a] for a in axes) <= plan.row_limit or get_shape(value) != sizes:
         return None
-    if find_flat_chain(uses, x) is None:  # rows of parts would be copied
+    chain = find_flat_chain(uses, x)
+    if chain is None:  # rows of parts would be copied
+        return None
+    if kind is ShiftedExponentials and _is_narrow(uses, x, chain, axes, plan):
         return None
     parts, centre = divide_rows(sizes, axes, kind is ShiftedExponentials), _find_narrow(uses, spread, sizes, axes)
     first = None if centre is None else next(_find_firsts(uses, centre, x, axes, kind), None)
@@ -190,6 +191,14 @@ def _match_centred(
         return None
     lead = len(parts.lead)
     return kind(first, x, centre, parts, tuple(sorted({min(a, lead) for a in axes})))
+
+
+def _is_narrow(uses: UseDef, x: Value, chain: frozenset[Value], axes: tuple[int, ...], plan: LoweringPlan) -> bool:
+    """Whether rows that are computed from narrow types are no longer in memory than rows of f32 that a program holds: a
+    target may hold them beside its registers."""
+    sizes, leaves = get_shape(x), {v for value in chain for v in uses[value].args if v not in chain}
+    bits = [get_tensor_type(v).dtype.bits for v in leaves or {x} if math.prod(get_shape(v)) == math.prod(sizes)]
+    return math.prod(int(sizes[a]) for a in axes) * max(bits, default=32) <= 32 * plan.row_limit
 
 
 def list_reduced(uses: UseDef, node: Node, op: Op) -> Iterator[tuple[Value, tuple[int, ...]]]:

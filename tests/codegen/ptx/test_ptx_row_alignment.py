@@ -10,7 +10,8 @@ from tessera.codegen.ptx.generator import TEXT_FILE
 from tessera.interp.tile import interpreter
 from tessera.runtime import driver
 
-SHORT = {"row_limit": 1024, "row_tile": 1024, "rows": 1024}  # rows of more elements are walked in blocks
+# Rows of more elements are walked in blocks, by one program each.
+SHORT = {"row_limit": 1024, "row_tile": 1024, "rows": 1024, "shares_rows": False}
 FUNCTIONS = {
     "log_softmax": lambda x: ts.log_softmax(x, axis=-1),
     "wider results": lambda x: ts.softmax(x.astype(ts.f32), axis=-1),

@@ -10,7 +10,9 @@ from tessera.codegen.ptx.passes import row_caching
 from tessera.interp.tile import interpreter
 from tessera.runtime import driver
 
-SHORT = {"row_limit": 1024, "row_tile": 1024, "rows": 1024}  # rows of more elements are walked in blocks
+# Rows of more elements are walked in blocks, by one program each.
+SHORT = {"row_limit": 1024, "row_tile": 1024, "rows": 1024, "shares_rows": False}
+WHOLE = {"shares_rows": False}  # each row is the work of one program
 FUNCTIONS = {  # and the loads of global memory that are left, of a loop and of what is left after it
     "log_softmax": (lambda x: ts.log_softmax(x, axis=-1), 2),
     "numbers": (lambda x: ts.logsumexp(x, axis=-1), 2),
@@ -91,9 +93,9 @@ def test_teams_grow_with_the_cache():
     found = []
     for size, dtype in ((33_000, "f2"), (50_001, "f4"), (63_528, "f2")):
         artifact = BACKEND.emit(
-            driver.lower(ts.jit(FUNCTIONS["log_softmax"][0]).trace(np.zeros((2048, size), dtype)).function, "ptx")[
-                "tile"
-            ],
+            driver.lower(
+                ts.jit(FUNCTIONS["log_softmax"][0]).trace(np.zeros((2048, size), dtype)).function, "ptx", WHOLE
+            )["tile"],
             {"arch": "sm_90a"},
         )
         (entry,) = artifact.manifest["plan"]["entries"].values()
@@ -105,8 +107,7 @@ def test_teams_grow_with_the_cache():
 def test_the_longest_rows_fit_beside_what_threads_exchange(arch, size):
     x = np.zeros((300, size), "f4")
     assert size * 4 == row_caching.MOST_BYTES[arch]
-    module = driver.lower(ts.jit(lambda x: (ts.softmax(x, axis=-1) * 2, x.max(axis=-1))).trace(x).function, "ptx")[
-        "tile"
-    ]
+    function = ts.jit(lambda x: (ts.softmax(x, axis=-1) * 2, x.max(axis=-1))).trace(x).function
+    module = driver.lower(function, "ptx", WHOLE)["tile"]
     entries = BACKEND.emit(module, {"arch": arch}).manifest["plan"]["entries"].values()
     assert max(e["shared"] for e in entries) > row_caching.MOST_BYTES[arch]

@@ -160,6 +160,14 @@ def test_a_gpu_reads_the_rows_of_a_softmax_twice(function, read, size):
     assert [sum(math.prod(v.type.shape) == x.size for v in n.args) for n in launches] == read
 
 
+@pytest.mark.parametrize(("size", "launches"), [(60_000, 1), (70_000, 2)])
+def test_narrow_rows_are_merged_where_they_are_long_in_memory(size, launches):
+    """A GPU holds 120 KB of f16 beside its registers."""
+    x = np.ones((300, size), "f2")
+    module = find_steps(lambda x: ts.logsumexp(x, axis=-1), x, plan=PLAN)["tile"]
+    assert sum(n.op.name == "host.launch" for n in module.main.body.nodes) == launches
+
+
 @pytest.mark.parametrize(("size", "launched"), [(128, [1, 1, 0, 2]), (62, [1, 1, 2])])
 def test_results_of_a_convolution_are_read_twice(size, launched):
     """Of an epilogue with a number for each channel, whose rows may not be cut: its results are memory, and no copy.
