@@ -116,10 +116,10 @@ def find_shapes(function, *args):
 
 @pytest.mark.parametrize(
     ("shape", "viewed"),
-    [((16, 24), (96, 4)), ((9, 4), (9, 4)), ((3, 7), (21,)), ((2, 3, 2, 6), (18, 4)), ((2, 2), (4,))],
+    [((16, 24), (96, 4)), ((9, 4), (9, 4)), ((2, 3, 2, 6), (18, 4)), ((2, 2), (4,))],
 )
 def test_the_elements_of_a_block_of_random_words_share_it(shape, viewed):
-    """Four of them are a dim of their own, where they divide the elements; there is one kernel in any case."""
+    """Four of them are a dim of their own, where they divide the elements."""
     (found,) = find_shapes(lambda x: ts.dropout(x, 0.5), np.ones(shape, "f4"))
     assert [s for s in found if s] == [viewed, viewed]
 

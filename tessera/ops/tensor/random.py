@@ -241,13 +241,14 @@ def _draw_words(seed: Any, first: Any, amount: int) -> Tensor:
 
     Each element computes its block and takes one word of it, so that all is pointwise: it is fused with what uses it.
     """
-    place = iota(shape=(amount,))
+    whole = -(-amount // 4) * 4
+    place = iota(shape=(whole,))
     counter = place // 4 + first
-    zero = full(shape=(amount,), value=0, dtype=int64)
+    zero = full(shape=(whole,), value=0, dtype=int64)
     *found, word = philox_4x32((counter & LOW_32_BITS, counter >> 32, zero, zero), _split_seed(seed))
     for number, other in enumerate(found):
         word = where(equal(place % 4, number), other, word)
-    return word
+    return word if whole == amount else slice_(word, start=(0,), stop=(amount,))
 
 
 def _draw_at_once(seed: int, first: int, amount: int) -> Tensor:

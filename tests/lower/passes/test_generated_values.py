@@ -38,6 +38,28 @@ def test_numbers_that_are_a_factor_are_held():
     assert [len([t for t in each if t.shape]) for each in launches] == [1, 3]
 
 
+@pytest.mark.parametrize(
+    ("function", "held"),
+    [
+        (lambda x: x + ts.rand((3, 7)), False),  # f32 is as much memory as words are work
+        (lambda x: ts.dropout(x, 0.5), True),
+        (lambda x: ts.where(ts.rand((3, 7)) * 2.0 - 1.0 < 0.25, x, 0.0), True),
+        (lambda x: ts.layer_norm(x + ts.dropout(x, 0.5), (7,)), True),
+        (lambda x: x * ts.dropout(ts.ones((3, 1)), 0.5), False),  # no bools
+    ],
+)
+def test_parts_of_blocks(function, held):
+    """21 elements are no whole blocks of four words: bools of whole ones are held."""
+    x = X[:3, :7]
+    launches = find_launches(function, x)
+    assert len(launches) == 1 + held and not held or launches[0][-1].shape[-1] == 4
+    traced_function, args = traced(function, x)
+    (got,) = interpreter.run(modules(traced_function, PLAN)["tile"], [*args, np.array(5), np.array(9)])
+    ts.manual_seed(5)
+    ts.rand(36)
+    np.testing.assert_allclose(got, function(ts.Tensor(x)).numpy(), rtol=1e-4, atol=1e-5)
+
+
 def test_what_is_repeated_is_held_once():
     x = np.ones((6, 40, 8), "f4")
     first, second = find_launches(lambda x: ts.sum(x * ts.dropout(ts.ones((6, 40, 1)), 0.5), axis=1), x)
