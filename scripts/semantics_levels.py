@@ -46,7 +46,7 @@ SOURCES: tuple[tuple[str, str], ...] = (
     ("tile/atomics/tickets", "ptx"),
     ("tile/language/inline", "ptx"), ("tile/language/stretches", "ptx"), ("tile/language/assertion", "ptx"),
     ("tile/language/print-tiles", "ptx"), ("tile/debug/M5-turned-at-once-repaired", "ptx"),
-    ("thin product", "ptx"), ("exchange", "llvm"),
+    ("thin product", "ptx"), ("exchange", "llvm"), ("solutions", "ptx"),
 )  # fmt: skip
 
 
@@ -66,6 +66,7 @@ PROGRAMS: dict[str, tuple[Callable[..., Any], tuple[np.ndarray, ...]]] = {
         lambda q: ts.scaled_dot_product_attention(q, q, q, causal=True), (_ones(1, 2, 512, 64, dtype=BF16),),
     ),
     "solution": (lambda x: ts.solve(x, x), (np.eye(2, dtype=np.float32),)),
+    "solutions": (lambda x, y: ts.solve(x, y), (_ones(16, 8, 8), _ones(16, 8, 1))),
     "long sort": (lambda x: ts.sort(x), (_ones(2, 5000),)),
     "neighbours": (lambda x: ts.mesh_shift(x, axis=0, shift=1), (_ones(8, 8),)),
     "steps": (lambda x: ts.scan(lambda c, v: (c + v, c), ts.zeros(6), x)[1], (_ones(5, 6),)),

@@ -85,8 +85,10 @@ def test_results_of_odd_rows(dtype, rng):
 
 
 def test_long_rows_are_cut_finer_where_there_are_many():
+    whole = {"shares_rows": False}  # each row is the work of one program
+
     def tiles(rows):
-        module = driver.lower(ts.jit(softmax).trace(np.zeros((rows, 40001), "f4")).function, "ptx")["schedule"]
+        module = driver.lower(ts.jit(softmax).trace(np.zeros((rows, 40001), "f4")).function, "ptx", whole)["schedule"]
         return [n.attrs["schedule"]["tile"][1] for n in module.main.body.nodes if n.op.name == "schedule.kernel"]
 
     assert tiles(2000) == [8192] and tiles(200) == [32768] and tiles(300) == [16384]
