@@ -41,6 +41,7 @@ PADDED = ((1024, 2.0), (100, 1.8))
 WIDE_BLOCKS = (64, 64)  # queries and keys of the blocks of gradients in f32
 # The features of heads of f32, and the scores from which on they are not stored (measured; of 8 GB for want of memory).
 LEAST_WIDE_SCORES = ((32, 1 << 21), (64, 1 << 28), (MOST_FEATURES, 1 << 31))
+MOST_STORED, LEAST_STORED_KEYS, LEAST_PROGRAMS = 1 << 31, 256, 96  # scores, and keys from which on they are stored
 LEAST_WIDE = 64  # features of heads of f32 beyond which blocks have fewer keys
 
 
@@ -163,7 +164,10 @@ def _make_launch(node: Node, plan: LoweringPlan, turned: bool) -> LibraryLaunch 
     shapes = [view_as_rank4(get_shape(v)) for v in node.args]
     result = view_as_rank4(get_shape(node.out))
     heads_first = [_swap_heads(s) if turned and i < 3 else s for i, s in enumerate(shapes)]
-    if not _is_supported(node, heads_first) or _is_decoding(heads_first, get_tensor_type(node.args[0]).dtype, plan):
+    dtype = get_tensor_type(node.args[0]).dtype
+    if not _is_supported(node, heads_first) or _is_decoding(heads_first, dtype, plan):
+        return None
+    if plan.tensor_cores and dtype == f32 and _stores_scores(heads_first, plan):
         return None
     names = ("q", "k", "v", "mask")
     types = {n: _make_ref(v, s) for n, v, s in zip(names, node.args, shapes, strict=False)}
@@ -214,6 +218,17 @@ def _is_decoding(shapes: list[tuple[Size, ...]], dtype: DType, plan: LoweringPla
     q, k = shapes[:2]
     slow = not plan.tensor_cores or dtype == f32  # as a product of blocks
     return slow and proves_at_most(q[2] * (q[1] // k[1]), plan.vector_products)
+
+
+def _stores_scores(shapes: list[tuple[Size, ...]], plan: LoweringPlan) -> bool:
+    """Whether products of f32 in parts, of stored scores, take less time than blocks of many features: measured where
+    there are many keys, or too few queries for the programs that a GPU runs at once."""
+    q, k, v = shapes[:3]
+    if symbol_names((*q, *k, *v)) or max(int(q[3]), int(v[3])) <= MOST_FEATURES:
+        return False
+    rows = math.prod(int(n) for n in q[:3])
+    few = rows <= LEAST_PROGRAMS * plan.flash_m
+    return rows * int(k[2]) < MOST_STORED and (few or int(k[2]) >= LEAST_STORED_KEYS)
 
 
 def _choose_block_length(block: int, length: Size, least: int, cost: int, causal: bool) -> int:

@@ -197,6 +197,24 @@ def test_a_gpu_stores_the_weights_of_few_scores_in_f32(length, features, stored)
     assert ("differentiate_keys" not in {f.name for f in module.functions}) == stored
 
 
+@pytest.mark.parametrize(
+    ("heads", "length", "features", "dtype", "stored"),
+    [
+        (8, 512, 256, ts.f32, True),
+        (8, 512, 128, ts.f32, False),  # blocks of fewer features are as fast
+        (64, 128, 256, ts.f32, False),  # many programs, few keys
+        (8, 71, 256, ts.f32, True),  # few programs
+        (8, 20000, 256, ts.f32, False),  # 13 GB of scores
+        (8, 512, 256, ts.bf16, False),
+    ],
+)
+def test_a_gpu_stores_the_scores_of_wide_heads_of_f32(heads, length, features, dtype, stored):
+    operands = [TensorType((1, heads, length, features), dtype)] * 3
+    program = ts.jit(lambda q, k, v: ts.scaled_dot_product_attention(q, k, v, is_causal=True))
+    module = driver.lower(program.trace(*operands).function, "ptx")["tile"]
+    assert ("attend" not in {f.name for f in module.functions}) == stored
+
+
 def test_keys_past_the_end_have_no_weight():
     """Scores far below 0 have sums of which the weights of keys that do not exist would be infinities."""
     rng = np.random.default_rng(0)
