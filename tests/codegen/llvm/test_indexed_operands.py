@@ -62,3 +62,21 @@ def test_lines_that_are_columns_of_an_image():
     image, steps = IMAGE[:480].reshape(32, 15), STEPS % 15
     got = run(multiply_lines, (32, 32), step=1, columns=True, image=image, steps=steps)
     np.testing.assert_allclose(got[-1], WEIGHTS.T.astype("f8") @ image[:, steps].T, rtol=1e-5, atol=1e-5)
+
+
+@kernel
+def multiply_flipped(x, y, out, *, m: int, k: int, left: bool):
+    """out [m, 32] = x [m, k] times y [k, 32], of which one is read in the opposite order from the program's memory."""
+    a, b = tile.load(x[0:m, 0:k]), tile.load(y[0:k, 0:32])
+    tile.store(out[0:m, 0:32], tile.dot(tile.flip(a, axis=1), b) if left else tile.dot(a, tile.flip(b, axis=0)))
+
+
+@pytest.mark.parametrize("left", [True, False])
+@pytest.mark.parametrize(("m", "k"), [(8, 9), (8, 16), (9, 16), (16, 2), (16, 9), (32, 4), (32, 9), (40, 33)])
+def test_memory_of_the_program_is_kept_until_all_tiles_have_read_it(m, k, left):
+    """The result had the place of the operand, which later tiles still read."""
+    x, y = RNG.standard_normal((m, k)).astype("f4"), RNG.standard_normal((k, 32)).astype("f4")
+    arguments = {"x": x, "y": y, "out": np.zeros((m, 32), "f4"), "m": m, "k": k, "left": left}
+    got = prepare(multiply_flipped, arguments, "llvm", (1,)).run("device", "llvm")[-1]
+    wanted = x[:, ::-1].astype("f8") @ y if left else x.astype("f8") @ y[::-1]
+    np.testing.assert_allclose(got, wanted, rtol=1e-5, atol=1e-5)

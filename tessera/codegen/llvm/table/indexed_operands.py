@@ -55,8 +55,9 @@ class IndexTerm:
 
 @dataclass(frozen=True)
 class IndexedMatrix:
-    """Element (r, k) is at `base` + rows[r] + depths[k] bytes."""
+    """Element (r, k) of `memory` is at `base` + rows[r] + depths[k] bytes."""
 
+    memory: StridedMemRef
     base: str
     rows: StridedMemRef
     depths: StridedMemRef
@@ -64,8 +65,9 @@ class IndexedMatrix:
 
 @dataclass(frozen=True)
 class IndexedRows:
-    """Row k begins at `base` + depths[k] bytes; its elements are contiguous."""
+    """Row k of `memory` begins at `base` + depths[k] bytes; its elements are contiguous."""
 
+    memory: StridedMemRef
     base: str
     depths: StridedMemRef
 
@@ -88,8 +90,7 @@ def find_indexed_matrix(kernel: LlvmKernelContext, v: Value, dtype: DType, ahead
         return None
     sizes = static_shape(v.type)[-2:]
     rows, depths = (_emit_table(kernel, *each) for each in zip(sizes, found.parts, (ahead, 0), strict=True))
-    kernel.scratch.record_access(found.memory)
-    return IndexedMatrix(found.memory.base, rows, depths)
+    return IndexedMatrix(found.memory, found.memory.base, rows, depths)
 
 
 def find_indexed_rows(kernel: LlvmKernelContext, v: Value, dtype: DType) -> IndexedRows | None:
@@ -104,8 +105,7 @@ def find_indexed_rows(kernel: LlvmKernelContext, v: Value, dtype: DType) -> Inde
     if total.kind is not LaneKind.RAMP or total.step != get_element_bytes(dtype):
         return None
     base = kernel.text.let(f"getelementptr i8, ptr {found.memory.base}, i64 {total.name}", "p")
-    kernel.scratch.record_access(found.memory)
-    return IndexedRows(base, _emit_table(kernel, count, found.parts[0]))
+    return IndexedRows(found.memory, base, _emit_table(kernel, count, found.parts[0]))
 
 
 def _split_index(kernel: LlvmKernelContext, v: Value, dtype: DType) -> SplitIndex | None:

@@ -278,8 +278,8 @@ class MatmulEmitter:
                 at_a = self.windows.base if self.windows else emit_element_pointer(kernel, a, [row, ZERO_LANE])
                 at_c = emit_element_pointer(kernel, c, [row, LaneValue(first)])
                 text.line(f"call void @{name}(ptr {at_a}, ptr {at_b}, ptr {at_c}{self._format_extra(row)})")
-                tables = (x.depths for x in (self.windows, self.lines) if x is not None)
-                for m in (a, b, c, *tables, *((self.offsets,) if self.offsets else ())):
+                indexed = (m for x in (self.windows, self.lines) if x is not None for m in (x.memory, x.depths))
+                for m in (a, b, c, *indexed, *((self.offsets,) if self.offsets else ())):
                     kernel.scratch.record_access(m)
 
     def _format_extra(self, row: LaneValue) -> str:
