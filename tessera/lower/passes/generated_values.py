@@ -11,7 +11,7 @@ from tessera.core.symbolic_dim import Size
 from tessera.core.types import bool_
 from tessera.ir.core import Function, Node, Value
 from tessera.ir.rewrite import RewritePatterns, Rewriter, UseDef, rewrite_function
-from tessera.lower.indexing_maps import get_shape, get_tensor_type
+from tessera.lower.indexing_maps import TOTAL, get_shape, get_tensor_type
 from tessera.lower.lowering_plan import LoweringPlan
 from tessera.ops.tensor import basic, shape
 
@@ -71,6 +71,7 @@ def find_held(function: Function) -> set[Node]:
 
 
 def _is_part(uses: UseDef, value: Value) -> bool:
+    """Whether a value is of bools, which take less memory than words take work, and is no whole blocks."""
     return get_tensor_type(value).dtype == bool_ and bool(find_whole(uses, value))
 
 
@@ -84,7 +85,7 @@ def find_whole(uses: UseDef, value: Value) -> list[Node]:
         if node.op is shape.slice_:
             plain = set(node.attrs["start"]) == {0} and set(node.attrs["step"]) == {1}
             return [node, *reversed(path)] if plain and len(get_shape(node.out)) == 1 else []
-        if len(varying) != 1 or not (node.op is shape.reshape or node.op.pointwise):
+        if len(varying) != 1 or node.op not in (shape.reshape, *TOTAL):  # the elements left out have no index, say
             return []
         path += [node] if node.op is not shape.reshape else []
         node = uses.get(varying[0])
