@@ -41,7 +41,7 @@ from tessera.lower.passes.canonicalisation import (
 )
 from tessera.lower.passes.collective_scheduling import schedule_collectives
 from tessera.lower.passes.fusion_groups import fuse_horizontally, separate_groups
-from tessera.lower.passes.gather_sinking import sink_gathers
+from tessera.lower.passes.gather_sinking import sink_gathers, spread_scatters
 from tessera.lower.passes.generated_values import hold_generated_values
 from tessera.lower.passes.launch_fusion import fuse_launches
 from tessera.lower.passes.memory_planning import plan_memory
@@ -248,6 +248,7 @@ PIPELINE: tuple[tuple[str, LoweringPass], ...] = (
     ("uniform operands", with_ops(rewrite_main(multiply_once), contractions.dot)),
     ("early rounding", with_ops(rewrite_main(round_windows_early), shape.concatenate)),
     ("slice updates", with_ops(merge_updates, scatter.update_slice)),
+    ("row scatters", with_ops(rewrite_main(spread_scatters), scatter.scatter_add, scatter.scatter)),
     ("expand", expand_for_target),
     ("stochastic rounding", with_policies(rewrite_main(expand_stochastic_rounding))),
     ("simplify", rewrite_main(canonicalise)),

@@ -20,7 +20,8 @@ from tessera.ir.rewrite import UseDef
 from tessera.ir.tensor import Tensor
 from tessera.lower.indexing_maps import get_tensor_type
 from tessera.lower.op_chains import strip_views
-from tessera.ops.tensor import basic, reduce, shape
+from tessera.ops.dialects import control_flow
+from tessera.ops.tensor import basic, contractions, reduce, shape
 from tessera.stdlib.split_products import ProductOperand, find_operand, measure_product
 
 # mypy: disable-error-code="operator, attr-defined, index"
@@ -134,9 +135,15 @@ def match_row_product(uses: UseDef, left: Value, right: Value, out: DType | None
     # Computed vectors are fused into reductions, which read a row of the matrix each as well.
     given = uses.get(strip_views(vectors, uses)) is None
     pays = given and _pays_turned(sizes) if matrix.turned else _pays(sizes, dtype)
-    if uses.get(matrix.source) is not None or not pays:
+    if not pays or not _lies_in_memory(uses, matrix.source):
         return None
     return RowProduct(vectors, matrix, sizes, result, out or dtype, columns)
+
+
+def _lies_in_memory(uses: UseDef, value: Value) -> bool:
+    """Whether a value is an argument, or what no reader computes again: the result of a product or a launch."""
+    node = uses.get(strip_views(value, uses))
+    return node is None or node.op in (contractions.dot, control_flow.launch)
 
 
 def _pays(sizes: tuple[int, int, int, int], dtype: DType) -> bool:

@@ -238,9 +238,9 @@ def find_narrow_sides(
 
 
 def _find_narrow_operand(uses: UseDef, side: ProductOperand) -> ProductOperand | None:
-    """An operand as moves of the elements that it was cast from."""
+    """An operand as moves of the elements that it was cast from; a gather also needs its indices."""
     moves, value = [], side.source
-    while (node := uses.get(value)) is not None and node.op in MOVES:
+    while (node := uses.get(value)) is not None and node.op in MOVES and len(node.args) == 1:
         moves.append(node)
         value = node.args[0]
     if node is None or node.op is not basic.cast or find_narrow_type(uses, value) is None:

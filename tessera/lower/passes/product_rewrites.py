@@ -178,7 +178,7 @@ def _move_rounded(rewriter: Rewriter, value: Value, moved: Mapping[Value, Node],
 
 
 def form_vector_products(function: Function, most: int, across: int | None = None) -> Function:
-    """Rewrite products of at most `most` rows or columns.
+    """Rewrite products of at most `most` rows or columns, and outer products, which are element-wise.
 
     Sums that run across the rows of a matrix in memory have at most `across` results for each of its batch (None: any).
     """
@@ -188,11 +188,13 @@ def form_vector_products(function: Function, most: int, across: int | None = Non
     def _(rewriter: Rewriter, node: Node, args: list[Value]) -> Value | None:
         *_, m, k = get_shape(args[0])
         n = get_shape(args[1])[-1]
-        if not all(isinstance(size, int) for size in (m, n, k)) or min(m, n) > most or k < 2:
+        if not all(isinstance(size, int) for size in (m, n, k)) or not _has_plain_floats(node, args):
+            return None
+        if k == 1:
+            return _multiply_outer(rewriter, node, args)
+        if min(m, n) > most:
             return None
         matrix, results, turned = (node.args[1], n, True) if m < n else (node.args[0], m, False)
-        if not _has_plain_floats(node, args):
-            return None
         if (total := _sum_elements(rewriter, node, args)) is not None:
             return total
         if across is not None and results > across and is_turned(uses, matrix) is not turned:
@@ -200,6 +202,14 @@ def form_vector_products(function: Function, most: int, across: int | None = Non
         return _reduce_products(rewriter, node, args)
 
     return rewrite_function(function, patterns, remove_dead=True) if most else function
+
+
+def _multiply_outer(rewriter: Rewriter, node: Node, args: list[Value]) -> Value:
+    """The outer product of a column and a row."""
+    type = get_tensor_type(node.out)
+    sides = [_widen(rewriter, x, get_tensor_type(x).accumulate) for x in args]
+    out = rewriter.add(elementwise.mul, *(rewriter.add(basic.broadcast_to, x, shape=type.shape) for x in sides))
+    return _widen(rewriter, out, type.dtype)
 
 
 def is_turned(uses: UseDef, value: Value) -> bool:

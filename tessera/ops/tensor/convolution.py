@@ -383,6 +383,8 @@ def extract_windows(x: Tensor, kernel: Any, stride: Sequence[int], dilation: Seq
     """[B, C, sizes] as [B, C, window elements, windows] (im2col): one strided slice for each element of the window."""
     counts = _count_windows(x, kernel, stride, dilation)
     if all(isinstance(n, int) for n in (*kernel, *counts)) and count_elements(kernel) > MAX_SLICES:
+        if all(k == s and d == 1 for k, s, d in zip(kernel, stride, dilation, strict=True)):
+            return _split_windows(x, kernel, counts)
         return _gather_windows(x, kernel, counts, stride, dilation)
     cuts = _cut_slices(x, kernel, counts, stride, dilation)
     return stack(cuts, axis=2) if len(cuts) > 1 else expand_dims(cuts[0], 2)
@@ -411,6 +413,15 @@ def _cut_slices(
         high = [a + (n - 1) * s + 1 for a, n, s in zip(low, counts, stride, strict=True)]
         cuts.append(slice_(x, start=(0, 0, *low), stop=(*x.shape[:2], *high), step=(1, 1, *stride)))
     return cuts
+
+
+def _split_windows(x: Tensor, kernel: Sequence[int], counts: Sequence[int]) -> Tensor:
+    """As `extract_windows`, of windows side by side (patches): no element is in two of them."""
+    rank, ends = len(kernel), [n * k for n, k in zip(counts, kernel, strict=True)]
+    whole = slice_(x, start=(0,) * x.ndim, stop=(*x.shape[:2], *ends), step=(1,) * x.ndim)
+    apart = reshape(whole, shape=(*x.shape[:2], *itertools.chain(*zip(counts, kernel, strict=True))))
+    order = (0, 1, *range(3, 3 + 2 * rank, 2), *range(2, 2 + 2 * rank, 2))
+    return reshape(permute(apart, axes=order), shape=(*x.shape[:2], count_elements(kernel), *counts))
 
 
 def _gather_windows(

@@ -13,7 +13,7 @@ from tessera.ops.tensor import reduce as r
 from tessera.ops.tensor.basic import broadcast_to, cast, splat
 from tessera.ops.tensor.rearrange import take_along_axis, tril, triu
 from tessera.ops.tensor.scatter import scatter, scatter_add
-from tessera.ops.tensor.shape import count_elements, expand_dims, gather, iota, reshape
+from tessera.ops.tensor.shape import check_index, count_elements, expand_dims, gather, iota, reshape
 from tessera.ops.tensor.sorting import searchsorted
 from tessera.stdlib.bags import add_bags
 from tessera.torch.rows.elementwise import convert_element_type
@@ -123,7 +123,8 @@ def _take_largest(rows: Tensor, bag: Tensor, kept: Tensor, sizes: Tensor) -> Ten
 def _flat_places(x: Tensor, dim: int, index: Tensor) -> Tensor:
     axis, places = dim % x.ndim, splat(0, index.type.with_dtype(int64))
     for each in range(x.ndim):
-        along = cast(index, dtype=int64) if each == axis else iota(shape=index.shape, axis=each)
+        own = each == axis
+        along = check_index(index, size=x.shape[axis], along=axis) if own else iota(shape=index.shape, axis=each)
         places = places + along * count_elements(x.shape[each + 1 :])
     return reshape(places, shape=(-1,))
 

@@ -297,7 +297,9 @@ def _match_nest(function: Function, uses: UseDef, nest: CollapsibleNest) -> Matm
         return None
     forms = [analysis.find_form(v) for side in (found.left, found.right) for v in side.starts]
     bases = [v for f in forms if f is not None for v in f.scalars if v not in nest.indices]
-    fits = all(f is not None and not f.ramps for f in forms) and all(is_known_ahead(uses, v) for v in bases)
+    own = {v for n in nest.loops[0].regions[0].walk() for v in n.results}
+    fits = all(f is not None and not f.ramps for f in forms)
+    fits = fits and all(v not in own and is_known_ahead(uses, v) for v in bases)
     for side in (found.left, found.right):
         first, steps = nest.place(analysis.find_form(side.starts[-1]) or AffineForm(1))
         fits = fits and _is_whole(side, first, *(AffineForm(n) for n in steps))
