@@ -120,8 +120,7 @@ def _mix(clauses: dict[str, Any]) -> Callable[..., Any]:
     """Ops of an operand that has a policy and of one without."""
 
     def program(x: Any, y: Any) -> Any:
-        with ts.numerics(**clauses):
-            narrow = -x
+        narrow = ts.cast(x, dtype=ts.Policy(ts.f32, **clauses))  # not rounded to the compute type before an op
         pointwise = narrow * y, y + narrow, y - narrow, narrow - y, ts.maximum(y, narrow)
         return *pointwise, ts.where(y > x, y, narrow), ts.where(narrow > y, narrow, y), narrow / y, narrow @ y.T
 
