@@ -92,6 +92,19 @@ def stretched(x, out, W: ts.constexpr):
     out[me] = part.reduce_sum(x[me]) - part.broadcast(x[me], W - 1) + part.shuffle_down(x[me], 3)
 
 
+@ts.kernel
+def chosen_stretches(x, out, W: ts.constexpr):
+    """Conditions that are the same in a stretch, and differ between stretches of a group and between programs."""
+    me, part = tile.linear_id(), tile.cooperative_group(W)
+    value = x[me]
+    if x[me - tile.local_id() % W] > 0.0:
+        value = part.reduce_max(value) + part.shuffle_down(value, 1)
+        part.sync()
+    elif (tile.local_id() // W) % 2 == 0:
+        value = part.broadcast(value, W - 1)
+    out[me] = value
+
+
 def cases() -> Iterator[Case]:
     """Each kernel above, at a few group sizes."""
     for size in (2, 8, 32):
@@ -103,6 +116,9 @@ def cases() -> Iterator[Case]:
     for size, width in ((64, 64), (48, 24), (120, 40), (1024, 64)):
         given = {"x": tensor(f"stretch{size}", (2 * size,)), "out": np.zeros(2 * size, "f4"), "W": width}
         yield _make(f"stretches-of-{width}-in-{size}", stretched, given, (2,), size)
+    for size, width in ((8, 2), (48, 12), (64, 16)):
+        given = {"x": tensor(f"chosen{size}", (3 * size,)), "out": np.zeros(3 * size, "f4"), "W": width}
+        yield _make(f"chosen-stretches-of-{width}-in-{size}", chosen_stretches, given, (3,), size)
     yield _make("odd-and-even", odd_and_even, {"out": np.zeros(16, "i8"), "N": 8}, (2,), 8)
 
 

@@ -130,6 +130,34 @@ def test_mbarriers_order_accesses_seen_as_a_whole_as_they_do_elements(name, monk
 
 
 @ts.kernel
+def waits_in_some_programs(x, turns, waits, out):
+    """Each program copies elements twice, and reads them: after how many phases, and a wait or none, is data."""
+    me = ts.tile.linear_id()
+    rows, full, phase = ts.tile.alloc_shared((2, 4), ts.f32), ts.tile.mbarrier(1), turns[me]
+    if phase > 0:
+        full.arrive()
+        full.wait(0)
+    for k in ts.tile.static_range(2):
+        full.expect(16)
+        ts.tile.cp_async(rows[k, 0:4], x[4 * me : 4 * me + 4], barrier=full)
+        full.arrive()
+        if k == 0:
+            full.wait(phase)
+    if waits[me] > 0:
+        full.wait(1 - phase)
+    out[me] = ts.tile.sum(rows[1, 0:4])
+    full.wait(1 - phase)
+
+
+@pytest.mark.parametrize("grid", [(2,), (2, 1)])
+def test_a_wait_orders_the_accesses_of_its_own_program_alone(grid):
+    for given in itertools.product((0, 1), repeat=4):
+        turns, waits = np.array(given).reshape(2, 2)
+        found = ts.debug.check(waits_in_some_programs[grid], np.ones(8, np.float32), turns, waits, np.zeros(2, "f4"))
+        assert found.kinds == ([] if waits.all() else ["async"]), (turns, waits)
+
+
+@ts.kernel
 def sums_of_neighbours(x, out):
     i, total = ts.tile.program_id(0), 0.0
     for k in ts.tile.range(0, 2):  # one op that reads elsewhere in each round
