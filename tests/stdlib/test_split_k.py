@@ -224,3 +224,14 @@ def test_products_of_casts_are_those_of_what_was_cast(monkeypatch):
     want = np.einsum("mk,zkp->zmp", a.astype("f8"), b.reshape(2, 384, 49).astype("f8"))
     found = BACKEND.interpreter(artifact)((a, b))[0]
     np.testing.assert_allclose(found.astype("f8"), want, rtol=2**-10, atol=2e-2)
+
+
+def test_gathered_operands_of_a_batch_stay():
+    """The gradient of wide 16-bit windows that overlap: their gather needs its indices, too."""
+    x, w = (np.zeros(s, ml_dtypes.bfloat16) for s in ((2, 3, 30, 30), (8, 3, 12, 12)))
+
+    def gradients(x, w):
+        return ts.grad(lambda x, w: ts.sum(ts.conv2d(x, w, stride=6) ** 2), argnums=(0, 1))(x, w)
+
+    module = driver.lower(ts.jit(gradients).trace(x, w).function, "ptx:sm_90a")["tile"]
+    assert BACKEND.emit(module, {"arch": "sm_90a"}).files
