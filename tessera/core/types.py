@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property, lru_cache
 from typing import Any
@@ -290,6 +290,18 @@ class TensorType:
 
     def __str__(self) -> str:
         return "x".join([*(str(s) for s in self.shape), str(self.dtype)])
+
+
+def join_compute_types(types: Sequence[DType]) -> DType:
+    """The type of an op whose operands are each converted to one of these: floats of several types meet in f32 or f64.
+
+    >>> join_compute_types([f16, f16]), join_compute_types([f16, f32]), join_compute_types([bool_, f64, f32])
+    (ts.f16, ts.f32, ts.f64)
+    """
+    floats = {t for t in types if t.is_float}
+    if len(floats) < 2:
+        return types[-1]
+    return f64 if f64 in floats else f32
 
 
 @dataclass(frozen=True)

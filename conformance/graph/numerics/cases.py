@@ -42,7 +42,12 @@ EDGE_POLICIES: dict[str, dict[str, Any]] = {
     "flush-f16": {"denormals": "flush", "store": ts.f16},
     "compensated": {"compensated": True},
 }
-MIXED_POLICIES = ("saturate", "toward-zero", "compensated")  # of one operand alone
+# Of one operand alone: each operand is converted to its own compute type.
+MIXED_POLICIES = {
+    **{n: EDGE_POLICIES[n] for n in EDGE_POLICIES if not n.endswith(("-f16", "-bf16"))},
+    "bf16": {"compute": ts.bf16},
+    "f64": {"compute": ts.f64},
+}
 
 
 def cases() -> Iterator[Case]:
@@ -73,9 +78,9 @@ def cases() -> Iterator[Case]:
             x, w = edge_values(kind, 1, (5, 16), "f32"), edge_values(kind, 2, (16, 3), "f32")
             program = Jit(_use_edges(clauses))
             yield Case(f"graph/numerics/edges-{name}-{kind}", lambda p=program, a=(x, w): (p, a), unknown=True)  # type: ignore[misc]
-    for name in MIXED_POLICIES:
+    for name, clauses in MIXED_POLICIES.items():
         x, y = (edge_values("extreme", i, (5, 16), "f32") for i in (1, 2))
-        program = Jit(_mix(EDGE_POLICIES[name]))
+        program = Jit(_mix(clauses))
         yield Case(f"graph/numerics/mixed-{name}", lambda p=program, a=(x, y): (p, a), unknown=True)  # type: ignore[misc]
 
 
@@ -115,9 +120,9 @@ def _mix(clauses: dict[str, Any]) -> Callable[..., Any]:
     """Ops of an operand that has a policy and of one without."""
 
     def program(x: Any, y: Any) -> Any:
-        with ts.numerics(**clauses):
-            narrow = -x
-        return narrow * y, y + narrow, y - narrow, narrow - y, ts.maximum(y, narrow)
+        narrow = ts.cast(x, dtype=ts.Policy(ts.f32, **clauses))  # not rounded to the compute type before an op
+        pointwise = narrow * y, y + narrow, y - narrow, narrow - y, ts.maximum(y, narrow)
+        return *pointwise, ts.where(y > x, y, narrow), ts.where(narrow > y, narrow, y), narrow / y, narrow @ y.T
 
     return program
 

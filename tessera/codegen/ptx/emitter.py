@@ -22,7 +22,7 @@ from tessera.codegen.ptx.table.scalars.math_functions import ScalarContext, emit
 from tessera.codegen.ptx.table.warpgroup.wgmma import find_accumulator, wait_for_all, wait_for_results
 from tessera.codegen.ptx.text.builder import NARROW_FLOATS, PtxBuilder, ptx_type, register_class
 from tessera.core.errors import ArgumentError, UnsupportedOpError
-from tessera.core.types import DType, TensorType, int32, int64, uint32, uint64
+from tessera.core.types import DType, TensorType, int32, int64, join_compute_types, uint32, uint64
 from tessera.ir.core import Block, Node, Value
 from tessera.ir.rules import COMPUTE
 from tessera.ops.dialects import control_flow
@@ -67,17 +67,20 @@ def _emit_element(
     ctx: EmissionContext, node: Node, rule: Callable[..., str], unsigned: int, operands: tuple[str, ...]
 ) -> str:
     text, types = ctx.text, [_compute_type(node, v) for v in node.args]
-    xs = [convert(text, v.type.dtype, wide, x) for v, wide, x in zip(node.args, types, operands, strict=True)]
+    xs = [convert(text, v.type.dtype, own, x) for v, own, x in zip(node.args, types, operands, strict=True)]
+    wide = join_compute_types(types)
+    if wide.is_float:
+        xs = [convert(text, own, wide, x) if own.is_float else x for own, x in zip(types, xs, strict=True)]
     out = node.out.type
     assert isinstance(out, TensorType)
     if unsigned:
         return _emit_unsigned(text, node, rule, xs, unsigned)
-    result = rule(ScalarContext(text, types[-1], out.dtype, out.policy), *xs)
+    result = rule(ScalarContext(text, wide, out.dtype, out.policy), *xs)
     if node.op.numerics != COMPUTE:
         return result
-    if types[-1] in NARROW_FLOATS and out.dtype.is_float:  # a policy computes in it; the registers are of f32
-        result = round_to_narrow(text, types[-1], result)
-    return convert_for_storage(text, types[-1], out, result)
+    if wide in NARROW_FLOATS and out.dtype.is_float:  # a policy computes in it; the registers are of f32
+        result = round_to_narrow(text, wide, result)
+    return convert_for_storage(text, wide, out, result)
 
 
 # Ops that are on unsigned integers, and on 32 bits, where all that they take and give is proven to be: a division

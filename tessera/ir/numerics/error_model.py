@@ -15,7 +15,7 @@ import ml_dtypes
 import numpy as np
 
 from tessera.core.errors import UnsupportedOpError
-from tessera.core.types import DType, Policy, TensorType, f64, fp4, fp6, fp6_e2m3, tf32
+from tessera.core.types import DType, Policy, TensorType, f64, fp4, fp6, fp6_e2m3, join_compute_types, tf32
 from tessera.ir.numerics.conversion import FINITE_ONLY, convert, round_to_storage
 from tessera.ir.numerics.interval_arithmetic import (
     IntervalArray,
@@ -135,9 +135,11 @@ class ErrorSite:
     @property
     def compute(self) -> RoundingModel:
         """The error of one rounding in the compute format; ops on storage take no compute type from a policy."""
-        first = self.types[0]
-        own = TensorType((), first.dtype) if self.op.numerics == "storage" else first
-        wide = own.accumulate if self.op.numerics == "accumulate" else own.compute
+        first, numerics = self.types[0], self.op.numerics
+        if numerics == "compute":
+            wide = join_compute_types([t.compute for t in self.types])
+        else:
+            wide = first.accumulate if numerics == "accumulate" else TensorType((), first.dtype).compute
         policy = first.policy  # results are flushed, but no numbers on the way to them
         kept = replace(policy, denormals="preserve") if policy is not None and policy.denormals == "flush" else policy
         return find_rounding_model(wide, kept)

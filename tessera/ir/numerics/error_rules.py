@@ -81,8 +81,10 @@ def bound_selection(site: ErrorSite, *operands: IntervalArray, **attrs: Any) -> 
     """
     value = site.reference(*operands, **attrs)
     spread, policy = _corner_spread(site, value, operands, attrs), site.results[0].policy
-    if policy is not None and policy.saturate:  # an infinity that a narrow compute type made
-        return site.stored(value, spread)
+    if policy is not None and (policy.saturate or policy.denormals == "flush"):
+        return site.stored(
+            value, spread
+        )  # an infinity that a narrow compute type made; an operand that was not flushed
     return make_interval(value, spread)
 
 

@@ -19,7 +19,22 @@ from tessera.codegen.csl.table.decomposition_emission import MATH_LIBRARY, forma
 from tessera.codegen.csl.text.context import CslContext
 from tessera.codegen.csl.text.dsd import CSL_TYPES
 from tessera.codegen.csl.text.statements import add_fault, make_unsupported_error
-from tessera.core.types import DType, TensorType, bf16, bool_, f16, f32, int4, int8, int64, uint8, uint32, uint64
+from tessera.core.types import (
+    DType,
+    TensorType,
+    Type,
+    bf16,
+    bool_,
+    f16,
+    f32,
+    int4,
+    int8,
+    int64,
+    join_compute_types,
+    uint8,
+    uint32,
+    uint64,
+)
 from tessera.ir.core import Node
 from tessera.ir.rules import Op, Rules
 from tessera.ir.tensor import Tensor
@@ -118,11 +133,12 @@ def format_expression(element: CslContext, node: Node, operands: list[str], inde
         raise make_refusal_error("csl", node, REFUSED)
     wide = [format_widening(element, t.dtype, text) for t, text in zip(node.types, operands, strict=True)]  # type: ignore[union-attr]
     element.uses_index_type = index
-    if narrows_operands(node):
-        wide = [_round_to_f16(x) if t.dtype is f32 else x for t, x in zip(node.types, wide, strict=True)]  # type: ignore[union-attr]
+    if narrows_operands(node):  # each operand to its own type, the result to that of all
+        wide = [_round_to_f16(x) if _is_narrowed(t) else x for t, x in zip(node.types, wide, strict=True)]
     text = row(element, node, *wide)
     if narrows_operands(node) and node.out.type.dtype is f32:  # type: ignore[union-attr]
-        text = _round_to_f16(text)
+        computed = join_compute_types([t.compute for t in node.types])  # type: ignore[union-attr]
+        text = _round_to_f16(text) if computed is f16 else text
     result = node.out.type
     assert isinstance(result, TensorType)
     if index and not result.dtype.is_float:
@@ -131,10 +147,12 @@ def format_expression(element: CslContext, node: Node, operands: list[str], inde
 
 
 def narrows_operands(node: Node) -> bool:
-    """Whether a node computes with f32 in f16, whose range is smaller: what is beyond it is infinite."""
-    return node.op.numerics == "compute" and any(
-        isinstance(t, TensorType) and t.dtype is f32 and t.compute is f16 for t in node.types
-    )
+    """Whether a node computes with an f32 in f16, whose range is smaller: what is beyond it is infinite."""
+    return node.op.numerics == "compute" and any(map(_is_narrowed, node.types))
+
+
+def _is_narrowed(type: Type) -> bool:
+    return isinstance(type, TensorType) and type.dtype is f32 and type.compute is f16
 
 
 def _round_to_f16(text: str) -> str:

@@ -30,7 +30,7 @@ from tessera.codegen.llvm.text.builder import (
     is_number,
 )
 from tessera.codegen.llvm.text.memory import StridedMemRef, fit_vector_width, store_lane
-from tessera.core.types import DType, TensorType, bool_, f32, int4, int64
+from tessera.core.types import DType, TensorType, bool_, f32, int4, int64, join_compute_types
 from tessera.ir.core import Node, Value
 from tessera.ir.rules import COMPUTE, Rules
 from tessera.ops.dialects import tile
@@ -102,10 +102,10 @@ def emit_pointwise(body: LoopBody, node: Node, index: LaneIndex) -> LaneValue:
     if known is not None:
         return known
     emission, compute_types = find_row(node), [_choose_compute_type(node, v) for v in node.args]
-    operands = []
-    for v, lane, wide in zip(node.args, lanes, compute_types, strict=True):
-        operands.append((widen_lane(body, v.type.dtype, wide, lane), wide))
-    compute_type = compute_types[-1]
+    compute_type, operands = join_compute_types(compute_types), []
+    for v, lane, own in zip(node.args, lanes, compute_types, strict=True):
+        wide = compute_type if own.is_float and compute_type.is_float else own
+        operands.append((widen_lane(body, own, wide, widen_lane(body, v.type.dtype, own, lane)), wide))
     out = emit_operation(
         body,
         lambda width, d, *x: emission(RowTypes(get_register_type(compute_type, width), compute_type), d, *x),
