@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 import tessera as ts
 from tessera import tile
-from tessera.codegen.contract import get_backend
+from tessera.codegen.contract import emit_artifact, get_backend, load_interpreter, load_runtime
 from tessera.errors import OutOfBoundsError
 from tessera.interp.tile import interpreter
 from tessera.ir.parser import parse_module
@@ -73,6 +73,22 @@ def test_an_index_outside_is_an_error(name, target, wrong):
         call(FUNCTIONS[name][0], target, W, indices(1, wrong))
     assert caught.value.location.line and "test_checked_indices.py" in caught.value.location.file
     assert target == "csl" or f"index {wrong} is outside" in str(caught.value)
+
+
+@pytest.mark.parametrize("engine", ["llvm", "llvm text", "ptx text", "csl text"])
+def test_what_a_failed_run_leaves_changes_no_later_one(engine):
+    """One loaded program, with indices inside and outside in turn."""
+    target, _, text = engine.partition(" ")
+    backend, name = get_backend(target), "scatter_add"
+    module = prepare(ts.jit(FUNCTIONS[name][0]), (W, indices(1, 3)), target).levels["tile"]
+    artifact = emit_artifact(backend, module, {})
+    run = load_interpreter(backend, artifact) if text else load_runtime(backend, artifact).run
+    for pair, inside in (((1, 3), True), ((1, 5), False), ((2, -1), True), ((-9, 0), False), ((0, 4), True)):
+        if inside:
+            np.testing.assert_array_equal(run([W, indices(*pair)])[0], FUNCTIONS[name][1](W, indices(*pair)))
+        else:
+            with pytest.raises(OutOfBoundsError):
+                run([W, indices(*pair)])
 
 
 @pytest.mark.parametrize("target", ["eager", "interp", "llvm", "ptx"])

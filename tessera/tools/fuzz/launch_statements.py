@@ -62,6 +62,15 @@ def parted(x, low, high, *, BM: int = 4, COLUMNS: int = 4):
     tile.store(low[i : i + BM, 0:COLUMNS], tile.minimum(v, 0.5), edge="clip")
     tile.store(high[i : i + BM, 0:COLUMNS], tile.where(v > 0.5, v * 2.0, 0.0), edge="clip")
 """,
+    "stored_twice": """
+@ts.kernel
+def stored_twice(x, out, *, COLUMNS: int = 4):
+    i = tile.program_id(0)
+    v = tile.load(x[i : i + 1, 0:COLUMNS])
+    chosen = tile.reshape(tile.arange(0, COLUMNS), shape=(1, COLUMNS)) % 2 == 0
+    tile.store(out[i : i + 1, 0:COLUMNS], v * 0.5)
+    tile.store(out[i : i + 1, 0:COLUMNS], v - 1.0, mask=chosen)
+""",
     "placed_rows": """
 @ts.kernel
 def placed_rows(x, places, out, *, COLUMNS: int = 4):
@@ -122,6 +131,7 @@ def _launch(c: Choices, _pool: ValuePool, name: str) -> str:
         f"COUNT=-(-{columns} // 4), {blocks})",
         f"ts.launch(copied_rows, ({rows},), {name}, {like}, COLUMNS={columns})",
         f"ts.launch(parted, ({down},), {name}, {like}, {like}, BM={high}, COLUMNS={columns})[{c.draw(2)}]",
+        f"ts.launch(stored_twice, ({rows},), {name}, {like}, COLUMNS={columns})",
         f"ts.launch(placed_rows, ({rows},), {name}, ts.flip(ts.arange({rows}), 0), {like}, COLUMNS={columns})",
         f"ts.launch(shared_edges, ({rows}, {across}), {name}, {like}, BN={wide})",
         f"ts.launch(met_rows, ({rows},), {name}, {column}, {like}, COLUMNS={columns})[1]",

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from conformance.run import Engine, find_checked_engines, find_guarded_engine, judge, list_engines
-from tessera.core.errors import ResourceError, TesseraError, UnsupportedOpError
+from tessera.core.errors import ExecutionError, OutOfBoundsError, ResourceError, TesseraError, UnsupportedOpError
 from tessera.ir.core import Module
 from tessera.runtime.program import PreparedProgram, prepare
 from tessera.tools.debug import checked
@@ -88,7 +88,7 @@ def _look_for_fault(verdict: Verdict, program: RandomProgram, fault: PlantedFaul
     """A kernel with a fault must be refused, or reported by debug mode; so must its text by that of an emulator."""
     broken = program.break_by(fault)
     engines = [e for t in targets if t.startswith("ptx") for e in find_checked_engines(t)]
-    for name, run in [("debug mode", _run_checked), *((e.name, e.run) for e in engines)]:
+    for name, run in [("debug mode", _raise_finding), *((e.name, e.run) for e in engines)]:
         try:
             with np.errstate(all="ignore"):
                 run(prepare(broken.load(), broken.arguments(), "interp", broken.grid, broken.group))
@@ -104,6 +104,17 @@ def _run_checked(prepared: PreparedProgram) -> None:
     """Debug mode must report nothing: generated kernels keep the rules of the memory model."""
     with checked():
         prepared.run("tile")
+
+
+def _raise_finding(prepared: PreparedProgram) -> None:
+    """Raise the first finding of debug mode, which must report what is outside before the interpreter refuses it."""
+    try:
+        with checked(collect=True) as report:
+            prepared.run("tile")
+    except OutOfBoundsError as error:
+        raise AssertionError(f"debug mode did not report: {error.message}") from error
+    for finding in report:
+        raise ExecutionError(finding.message, location=finding.location)
 
 
 def _try(

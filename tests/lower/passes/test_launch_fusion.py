@@ -10,6 +10,7 @@ from tessera.ir.core import Module
 from tessera.ir.verify import verify
 from tessera.lower.passes.launch_fusion import fuse_launches
 from tessera.lower.schedule_to_tile.lowering import summarise_kernels
+from tessera.ops.tensor import elementwise
 from tessera.runtime import driver
 
 B = 4
@@ -150,6 +151,36 @@ def test_values_stay_and_the_report_names_what_is_fused(name):
         assert lowered(f, x) == kernels
     elif kernels is not None:
         assert "scale_with_mul" in lowered(f, x)
+
+
+# Stores of one result by a program, in turn: of all columns, or under a mask.
+@ts.kernel
+def stored(x, out, *, FIRST: int = 0, SECOND: int = 0):
+    i = tile.program_id(0) * 2
+    block = tile.load(x[i : i + 2, 0:4], edge="clip")
+    odd = tile.broadcast(tile.reshape(tile.arange(0, 4), (1, 4)) % 2 == 1, (2, 4))
+    for masked, held in ((FIRST, block), (SECOND, block * 3.0)):
+        if masked:
+            tile.store(out[i : i + 2, 0:4], held, mask=odd, edge="clip")
+        else:
+            tile.store(out[i : i + 2, 0:4], held, edge="clip")
+
+
+OPERANDS = {
+    "whole": lambda x: x, "a column": lambda x: x[:, 2:3], "a row": lambda x: x[1], "an element": lambda x: x[2, 1],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("masks", [(0, 0), (0, 1), (1, 0), (1, 1)])
+def test_every_store_of_a_result_gets_what_is_fused_into_it(masks):
+    x, fused = r(5, 4), {}
+    for name, pick in OPERANDS.items():
+        f = ts.jit(lambda x, p=pick: ts.launch(stored, (3,), x, ts.like(x), FIRST=masks[0], SECOND=masks[1]) * p(x))
+        found = fuse_launches(f.trace(x).function)
+        verify(Module("graph", (found,)))
+        np.testing.assert_array_equal(graph.run(found, [x])[0], f(x).numpy())
+        fused[name] = all(n.op is not elementwise.mul for n in found.body.nodes)
+    assert list(fused.values()) == [True, *[not any(masks)] * 3]  # a mask has the shape of what is stored
 
 
 @pytest.mark.parametrize("f", [lambda x: on(scale, ts.exp(x)).sum(), lambda x: (ts.tanh(on(scale, x)) * x).sum()])

@@ -36,6 +36,10 @@ LAUNCHES = {
     ),
     "copied_rows": ("(5,), x, ts.like(x), COLUMNS=7", lambda x: x * x),
     "parted": ("(2,), x, ts.like(x), ts.like(x), BM=4, COLUMNS=7", lambda x: np.minimum(x, 0.5)),
+    "stored_twice": (
+        "(5,), x, ts.like(x), COLUMNS=7",
+        lambda x: np.where(np.arange(7) % 2 == 0, x - 1.0, x * np.float32(0.5)),
+    ),  # fmt: skip
     "placed_rows": ("(5,), x, ts.flip(ts.arange(5), 0), ts.like(x), COLUMNS=7", lambda x: x[::-1] * 0.5),
     "folded_rows": ("(5,), x[:, :6], ts.like(shape=(5, 6), dtype=ts.f32), COLUMNS=6", lambda x: fold(x[:, :6])),
     "met_rows": ("(5,), x, ts.like(shape=(5,), dtype=ts.f32), ts.like(x), COLUMNS=7", lambda x: x + x[0].sum() * 0.25),
