@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
 import numpy as np
 
 from tessera.codegen.artifact import Artifact
-from tessera.core.device import INTERP, find_generator_name
+from tessera.core.device import GENERATORS_OF_THIS_PACKAGE, INTERP, find_generator_name
 from tessera.core.device_array import DeviceMemory
 from tessera.core.errors import (
     UNKNOWN,
@@ -188,8 +188,8 @@ class BuiltInGenerator(NamedTuple):
         return getattr(import_module(module), attribute)  # type: ignore[no-any-return]
 
 
-# As in setup.cfg. They are found without a search of the installed packages, which takes longer than to load a program.
-BUILT_IN = {name: BuiltInGenerator(name, f"tessera.codegen.{name}:BACKEND") for name in ("llvm", "ptx", "csl")}
+# They are found without a search of the installed packages, which takes longer than to load a program.
+BUILT_IN = {name: BuiltInGenerator(name, f"tessera.codegen.{name}:BACKEND") for name in GENERATORS_OF_THIS_PACKAGE}
 
 
 def entry_points(group: str) -> Sequence[EntryPoint]:

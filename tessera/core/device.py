@@ -58,6 +58,7 @@ def array_span(array: np.ndarray) -> tuple[int, int]:
 
 INTERP = "interp"
 # The generator for each device name of the user; "interp" needs none.
+GENERATORS_OF_THIS_PACKAGE = ("llvm", "ptx", "csl")  # as in setup.cfg
 GENERATOR_BY_DEVICE = {"cpu": "llvm", "llvm": "llvm", "wse": "csl", INTERP: INTERP}
 GENERATOR_BY_DLPACK = {2: "ptx"}  # by the device type of DLPack, of those with a memory of their own
 # What a thread of this package calls before it ends; a module with something to release in each thread appends to it.
@@ -130,9 +131,10 @@ def check_device(device: str) -> None:
     Raises:
         DeviceUnavailable: it is none, or not here.
     """
-    if find_generator_name(device) in GENERATOR_BY_DEVICE.values():
-        return
-    if find_generator_name(device).partition(":")[0] not in list_generators():
+    name = find_generator_name(device)
+    kind = name.partition(":")[0]
+    # A search of the installed packages takes longer than to make a tensor.
+    if name != INTERP and kind not in GENERATORS_OF_THIS_PACKAGE and kind not in list_generators():
         raise DeviceUnavailable(
             f"the device {device} is not available", location=user_location(),
             expected="one of " + ", ".join(_list_device_names()),

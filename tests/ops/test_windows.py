@@ -163,3 +163,18 @@ def test_the_index_of_a_maximum_is_that_of_the_last_nan_or_the_first_tie(kernel,
         values, numbers = x[place[:2]][window].ravel(), plane[window].ravel()
         nans = np.flatnonzero(np.isnan(values))
         assert found.numpy()[place] == numbers[nans[-1] if nans.size else values.argmax()]
+
+
+@pytest.mark.parametrize("size", [(24, 36), (29, 40)])
+@pytest.mark.parametrize("target", ("interp", "llvm"))
+def test_wide_windows_side_by_side_are_reshaped(target, size):
+    """Patches: no element is gathered, nor its gradient scattered; what is left over at the ends is in none."""
+    x, w = G.normal(size=(2, 3, *size)), G.normal(size=(5, 3, 12, 12))
+    conv = ts.jit(lambda x, w: ts.conv2d(x, w, stride=12), target=target)
+    np.testing.assert_allclose(conv(x, w), correlate(x, w, (12, 12), (0, 0), (1, 1), 1), rtol=1e-10, atol=1e-10)
+    slope = ts.jit(lambda x, w: ts.grad(lambda x: ts.sum(ts.conv2d(x, w, stride=12)))(x))
+    assert not {n.op.name for n in slope.trace(x, w).function.body.walk()} & {"ts.gather", "ts.scatter_add"}
+    want = np.zeros_like(x)
+    rows, columns = (n // 12 * 12 for n in size)
+    want[:, :, :rows, :columns] = np.tile(w.sum(0), (1, rows // 12, columns // 12))
+    np.testing.assert_allclose(slope(x, w), want, rtol=1e-10, atol=1e-10)

@@ -87,3 +87,19 @@ def test_only_where_it_pays():
     assert match(1, 2048, 2048, function=lambda a, b: a @ b.T) == 512 and match(8192, 8192, 1) == 8192
     assert match(1, 2048, 2048, function=lambda a, b: a @ (b + 1)) is None  # computed where it is read
     assert match(1, 512, 8192, f32.numpy) == 128
+
+
+@pytest.mark.parametrize("of", ["a view", "the result of a product"])
+def test_a_matrix_in_memory_in_another_shape(of, small):
+    """The gradient of a layer with one output, of the activations of a batch."""
+    x, y = draw(4, 16, 41, dtype=np.float32), draw(4, 16, 1, dtype=np.float32)
+    w = draw(41, 41, dtype=np.float32)
+
+    def gradient(x, y, w):
+        x = ts.reshape(x, (64, 41))
+        return (x @ w if of == "the result of a product" else x).mT @ ts.reshape(y, (64, 1))
+
+    names, got = run(gradient, x, y, w)
+    assert any(each.startswith("multiply_rows") for each in names)
+    x, y, w = (v.astype("f8") for v in (x.reshape(64, 41), y.reshape(64, 1), w))
+    np.testing.assert_allclose(got, (x @ w if of == "the result of a product" else x).T @ y, rtol=1e-4, atol=1e-4)

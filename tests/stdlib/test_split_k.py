@@ -224,3 +224,15 @@ def test_products_of_casts_are_those_of_what_was_cast(monkeypatch):
     want = np.einsum("mk,zkp->zmp", a.astype("f8"), b.reshape(2, 384, 49).astype("f8"))
     found = BACKEND.interpreter(artifact)((a, b))[0]
     np.testing.assert_allclose(found.astype("f8"), want, rtol=2**-10, atol=2e-2)
+
+
+def test_gathered_operands_that_were_widened(slow):
+    """Wide windows that overlap are gathered after a cast: the gather needs its indices, too."""
+    a, b, places = draw(256, 576), draw(300, 72), np.random.default_rng(0).integers(0, 300, 576)
+
+    def multiply(a, b, places):
+        return ts.cast(a, ts.f32) @ ts.gather(ts.cast(b, ts.f32), places, axis=0)
+
+    _, got = run(multiply, a, b, places)
+    want = a.astype("f8") @ b.astype("f8")[places]
+    np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-4)

@@ -59,6 +59,8 @@ def _compute_sum_error(a: np.ndarray, b: np.ndarray, total: np.ndarray) -> np.nd
 
 def round_to_odd(total: np.ndarray, error: np.ndarray) -> np.ndarray:
     """An inexact result moved to the neighbour with an odd last bit, so that rounding it again is correct."""
+    if not np.count_nonzero(error):  # sums of products of 16-bit floats are seldom inexact in a double
+        return total
     bits = total.view(np.int64 if total.dtype == _F64 else np.int32)
     inexact = np.isfinite(total) & (error != 0) & ((bits & 1) == 0)
     toward = np.where(error > 0, np.inf, -np.inf).astype(total.dtype)

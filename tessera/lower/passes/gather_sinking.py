@@ -93,7 +93,8 @@ def _match_term(
         return True
     product = uses.find(_strip_moves(uses, term), elementwise.mul)
     step = _find_number(uses, product.args[1]) if product is not None else 1
-    made = uses.find(_strip_moves(uses, product.args[0] if product is not None else term), shape.iota, shape.check_index)
+    factor = product.args[0] if product is not None else term
+    made = uses.find(_strip_moves(uses, factor), shape.iota, shape.check_index)
     if made is None:
         return False
     if made.op is shape.iota:
@@ -114,7 +115,7 @@ def _find_number(uses: UseDef, value: Value) -> int | None:
 
 
 def _strip_moves(uses: UseDef, value: Value) -> Value:
-    """An integer below broadcasts of one number and casts that change nothing, which are there before simplification."""
+    """An integer below broadcasts of one number and casts that change nothing, as before simplification."""
     node = uses.find(value, basic.cast, basic.broadcast_to)
     if node is None:
         return value
@@ -239,7 +240,8 @@ def _(rewriter: Rewriter, node: Node, args: list[Value]) -> Value | None:
     out = rewriter.add(shape.reshape, args[0], shape=found.source)
     updates = rewriter.add(shape.reshape, args[2], shape=found.sizes)
     place = rewriter.new(found.place)
-    parts = [tuple(_cut_along(rewriter, v, found, i) for v in (place, updates)) for i in range(found.count)]
+    cuts = [[_cut_along(rewriter, v, found, i) for i in range(found.count)] for v in (place, updates)]
+    parts = list(zip(*cuts, strict=True))
     if node.op is scatter.scatter_add:
         out = _add_updates(rewriter, out, parts, found)
     else:
@@ -275,7 +277,7 @@ def match_row_updates(uses: UseDef, node: Node) -> RowUpdates | None:
     if rest or not static or len(sizes) < 2 or uses.get(strip_views(node.args[0], uses)) is None:
         return None
     for axis, n in enumerate(sizes):
-        length, others = divmod(int(count) * int(n), count_elements(sizes))
+        length, others = divmod(int(count) * int(n), int(count_elements(sizes)))
         source = (*sizes[:axis], length, *sizes[axis + 1 :])
         places = _match_places(uses, indices, source, sizes) if int(n) <= MOST_UPDATES and not others else None
         if places is not None and places.keys() == {axis}:

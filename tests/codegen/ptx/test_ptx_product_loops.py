@@ -217,3 +217,23 @@ def test_what_a_turned_left_side_means():
     a, b = random.standard_normal((30, 16)), random.standard_normal((30, 8))
     attrs = {"step": 8, "left": (-1, 0), "right": (-1, 0), "block": (16, 8, 8), "flipped": False, "turned": True}
     np.testing.assert_allclose(gemm_mainloop.ref(np.ones((16, 8)), a, b, 0, 30, 0, **attrs), 1 + a.T @ b)
+
+
+def test_a_start_that_is_no_multiple_of_the_index():
+    """Heads side by side are one contraction: a block begins at a quotient of the loop's index, which no map gives."""
+
+    @kernel
+    def merge(a, b, out, *, D: int = 64):
+        m = tile.program_id(0) * 64
+        acc = tile.zeros((64, 64), ts.f32)
+        for k in tile.range(0, b.shape[0], D):
+            acc += tile.dot(tile.load(a[k // D, m : m + 64, 0:D], edge="clip"), tile.load(b[k : k + D, 0:64]))
+        tile.store(out[m : m + 64, 0:64], acc, edge="clip")
+
+    random = np.random.default_rng(0)
+    a, b = (random.standard_normal(s).astype(bf16.numpy) for s in ((3, 100, 64), (192, 64)))
+    given = {"a": a, "b": b, "out": np.zeros((100, 64), np.float32)}
+    artifact = emit_checked(prepare(merge, given, "ptx", (2,)).levels["tile"], "sm_90a")
+    BACKEND.interpreter(artifact)(list(given.values()))
+    want = a.transpose(1, 0, 2).reshape(100, 192).astype("f8") @ b.astype("f8")
+    assert np.abs(given["out"] - want).max() < 1e-4

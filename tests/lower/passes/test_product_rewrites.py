@@ -1,5 +1,6 @@
 """Rewrites of products: turned results, operands that are equal along an axis, sums of rows and columns."""
 
+import ml_dtypes
 import numpy as np
 import pytest
 
@@ -153,3 +154,18 @@ def test_equal_rows_that_are_rounded_stochastically_are_not_equal(function, targ
     found, want = (ts.jit(lambda x: function(x, rounded), target=t)(x).to(ts.f32).numpy() for t in (target, "interp"))
     assert len(set(found[:, 0])) > 1
     np.testing.assert_allclose(found, want, rtol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", [np.float64, np.float32, np.float16, ml_dtypes.bfloat16])
+def test_outer_products_are_element_wise(dtype):
+    random = np.random.default_rng(5)
+    x, y, z = (random.standard_normal(s).astype(dtype) for s in ((3, 50, 1), (1, 37), (3, 50, 37)))
+    function = ts.jit(lambda x, y, z: x @ y + z)
+    levels = driver.lower(function.trace(x, y, z).function, "ptx")
+    assert not any(n.op.name == "ts.dot" for f in levels["tile"].functions for n in f.body.walk())
+    (kernel,) = (n for n in levels["schedule"].main.body.nodes if n.op.name == "schedule.kernel")
+    artifact = get_backend("ptx").emit(levels["tile"], {"arch": "sm_90a"})
+    (found,) = get_backend("ptx").interpreter(artifact)([x, y, z])
+    want = x.astype("f8") * y.astype("f8") + z.astype("f8")
+    tolerance = {2: 2e-2, 4: 1e-6, 8: 1e-14}[np.dtype(dtype).itemsize]
+    np.testing.assert_allclose(found.astype("f8"), want, rtol=tolerance, atol=tolerance)
