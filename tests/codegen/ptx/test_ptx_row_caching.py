@@ -8,6 +8,8 @@ from tessera.codegen.ptx import BACKEND
 from tessera.codegen.ptx.generator import TEXT_FILE
 from tessera.codegen.ptx.passes import row_caching
 from tessera.interp.tile import interpreter
+from tessera.ir.core import Block
+from tessera.ops.dialects import tile
 from tessera.runtime import driver
 
 # Rows of more elements are walked in blocks, by one program each.
@@ -42,6 +44,18 @@ def count_loads(function):
     return sum(n.op.name in ("tile.load", "tile.gather") and n.args[0] in function.params for n in function.body.walk())
 
 
+def is_ordered(function):
+    """Whether a barrier lies between what fills the rows in shared memory and what reads them after it."""
+    nodes = function.body.nodes
+    held = {n.out for n in nodes if n.op is tile.alloc}
+    fills, reads = (
+        [i for i, n in enumerate(nodes) for m in Block((), (n,), ()).walk() if m.op is op and m.args[0] in held]
+        for op in (tile.store, tile.load)
+    )
+    after = [i for i in reads if i > max(fills)]
+    return bool(after) and any(n.op is tile.barrier for n in nodes[max(fills) : min(after)])
+
+
 @pytest.mark.in_turn("dtype")
 @pytest.mark.parametrize("dtype", ["f2", "f4"])
 @pytest.mark.parametrize("size", [2048, 2061, 3001])
@@ -52,6 +66,7 @@ def test_cached_rows_are_those_of_the_program(name, size, dtype, rng):
     module = lower(function, x)
     wanted, (cached, changed) = interpreter.run(module, [x]), run_pass(module)
     assert changed and count_loads(cached.functions[-1]) == (left if size % 1024 else left // 2)
+    assert is_ordered(cached.functions[-1])
     artifact = BACKEND.emit(module, {"arch": "sm_90a"})
     assert "ld.shared.v" in artifact.text(TEXT_FILE)
     for found in (interpreter.run(cached, [x]), BACKEND.sanitized(artifact)([x])):
