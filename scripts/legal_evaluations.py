@@ -18,7 +18,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from tessera.core.types import DType, TensorType, f64
+from tessera.core.types import DType, TensorType, f64, join_compute_types
 from tessera.interp.graph import control_flow_rules
 from tessera.ir.builder import evaluate_block
 from tessera.ir.core import Function
@@ -137,7 +137,7 @@ def find_spacing(size: np.ndarray, dtype: DType) -> np.ndarray:
 
 def compute_scalars(rng: np.random.Generator, use: OpUse, args: Sequence[Any]) -> Any:
     """A pointwise op: its result in the compute type, off by at most the ulps of its definition."""
-    wide = use.types[0].compute
+    wide = join_compute_types([t.compute for t in use.types])
     exact = use.op.ref(*(a.astype(np.float64) for a in args), **use.attrs)
     off = find_ulp_bound(use.op, wide)
     if off <= 0.5:
@@ -155,8 +155,8 @@ def evaluate_use(rng: np.random.Generator, use: OpUse, args: Sequence[Any]) -> t
     if not out.dtype.is_float or not use.types or not use.types[0].dtype.is_float:
         return use.op.execute(use.types, use.results, use.attrs, list(args))
     if use.op.numerics != STORAGE:
-        wide = use.types[0].accumulate if use.op.numerics == ACCUMULATE else use.types[0].compute
-        args = [convert(a, wide) if t.dtype.is_float else a for t, a in zip(use.types, args, strict=True)]
+        total = use.types[0].accumulate if use.op.numerics == ACCUMULATE else None
+        args = [convert(a, total or t.compute) if t.dtype.is_float else a for t, a in zip(use.types, args, strict=True)]
     plain = out.policy is None and use.types[0].policy is None and 0 not in np.shape(args[0])
     if use.op in ORDERS and plain:
         found = ORDERS[use.op](rng, use, *args)
