@@ -81,10 +81,9 @@ def bound_selection(site: ErrorSite, *operands: IntervalArray, **attrs: Any) -> 
     """
     value = site.reference(*operands, **attrs)
     spread, policy = _corner_spread(site, value, operands, attrs), site.results[0].policy
+    # A narrow compute type made an infinity, or an operand was not flushed: the result is stored as another number.
     if policy is not None and (policy.saturate or policy.denormals == "flush"):
-        return site.stored(
-            value, spread
-        )  # an infinity that a narrow compute type made; an operand that was not flushed
+        return site.stored(value, spread)
     return make_interval(value, spread)
 
 
