@@ -8,8 +8,12 @@ from onnx.backend.test.runner import Runner, _normalize_tensor
 from tessera.errors import TraceError, UnsupportedOpError
 from tessera.onnx.backend import TesseraBackend
 
-# By design: other systems draw other random numbers; sums of large numbers are closer than the runner's data.
-DIFFERENT = ("bernoulli", "dft_inverse", "attention_4d_causal_fp16", "loop16_seq_none")
+# By design: other systems draw other random numbers; sums of large numbers are closer than the runner's data; floats
+# beyond a narrow integer type are undefined in ONNX, and the data of `Cast` has what ml_dtypes makes of them.
+DIFFERENT = (
+    *("bernoulli", "dft_inverse", "attention_4d_causal_fp16", "loop16_seq_none"),
+    *("_FLOAT_to_INT", "_FLOAT_to_UINT", "_FLOAT16_to_INT", "_FLOAT16_to_UINT"),
+)
 REFUSED = ("image_decoder", "training_dropout", "regex", "ada", "momentum", "tree_ensemble", "gradient")
 
 
