@@ -79,7 +79,8 @@ def flip(x: Any, axis: int | Sequence[int] | None = None) -> Tensor:
     """
     x = as_tensor(x)
     for each in normalize_axes(axis, x.ndim):
-        x = gather(x, x.shape[each] - 1 - iota(shape=(x.shape[each],)), axis=each)
+        if x.shape[each] != 1:
+            x = gather(x, x.shape[each] - 1 - iota(shape=(x.shape[each],)), axis=each)
     return x
 
 

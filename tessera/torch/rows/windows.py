@@ -5,6 +5,7 @@ The derivative of an op that is linear in its input is the reverse-mode derivati
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -26,6 +27,7 @@ from tessera.ops.tensor.convolution import (
     conv_transpose3d,
     im2col,
 )
+from tessera.ops.tensor.rearrange import flip, narrow, pad
 from tessera.ops.tensor.resampling import (
     Resampling,
     channel_shuffle,
@@ -36,7 +38,7 @@ from tessera.ops.tensor.resampling import (
     resample_back,
 )
 from tessera.ops.tensor.scatter import scatter_add
-from tessera.ops.tensor.shape import gather, iota, reshape
+from tessera.ops.tensor.shape import gather, iota, permute, reshape
 from tessera.torch.table import aten, narrow_to, wide, zeros
 from tessera.transforms.autodiff import vjp
 
@@ -342,6 +344,8 @@ def _with_leading(function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
 
 # Padding with elements of the input.
 
+MAX_SUMMANDS = 8  # more are summed by a kernel of their own
+
 
 def _reflect(place: Tensor, size: int) -> Tensor:
     inside = e.abs(place)
@@ -361,13 +365,90 @@ def _pad_with(places: Callable[[Tensor, Any], Tensor], x: Tensor, padding: Seque
     return x
 
 
-def _pad_with_back(places: Callable[[Tensor, Any], Tensor], g: Tensor, x: Tensor, padding: Sequence[int]) -> Tensor:
-    return narrow_to(pull_back(lambda v: _pad_with(places, v, padding), x, wide(g)), g.dtype)
+def _pad_with_back(fold_ends: Callable[..., Tensor], g: Tensor, x: Tensor, padding: Sequence[int]) -> Tensor:
+    total = wide(g)
+    for i in range(len(padding) // 2):
+        axis, low, high = x.ndim - 1 - i, padding[2 * i], padding[2 * i + 1]
+        total = _pad_axis(total, axis, max(-low, 0), max(-high, 0))
+        total = fold_ends(total, axis, max(low, 0), max(high, 0))
+    return narrow_to(total, g.dtype)
 
 
-for _name, _places in {"reflection": _reflect, "replication": _replicate}.items():
+def _pad_axis(x: Tensor, axis: int, low: Any, high: Any) -> Tensor:
+    return pad(x, [(low, high) if i == axis else (0, 0) for i in range(x.ndim)])
+
+
+def _fold_reflections(g: Tensor, axis: int, low: int, high: int) -> Tensor:
+    """The adjoint of a reflection along an axis: what was read from its ends is added there."""
+    end = g.shape[axis] - high
+    total, size = narrow(g, axis, low, end), end - low
+    if low:
+        total = total + _pad_axis(flip(narrow(g, axis, 0, low), axis), axis, 1, size - 1 - low)
+    if high:
+        total = total + _pad_axis(flip(narrow(g, axis, end, end + high), axis), axis, size - 1 - high, 1)
+    return total
+
+
+def _fold_replicas(g: Tensor, axis: int, low: int, high: int) -> Tensor:
+    """The adjoint of a replication along an axis: the copies are added to its ends."""
+    end = g.shape[axis] - high
+    total, size = narrow(g, axis, low, end), end - low
+    for first, last, before in ((0, low, 0), (end, end + high, size - 1)):
+        for copies in _list_summands(g, axis, first, last):
+            total = total + _pad_axis(copies, axis, before, size - 1 - before)
+    return total
+
+
+def _list_summands(x: Tensor, axis: int, first: int, last: int) -> list[Tensor]:
+    """Slices of one element whose sum is that of a range: the elements, or the sum of many."""
+    if last - first > MAX_SUMMANDS:
+        return [r.sum(narrow(x, axis, first, last), axis=axis, keepdims=True)]
+    return [narrow(x, axis, i, i + 1) for i in range(first, last)]
+
+
+for _name, _places, _fold_ends in (
+    ("reflection", _reflect, _fold_reflections), ("replication", _replicate, _fold_replicas),
+):  # fmt: skip
     for _rank in (1, 2, 3):
         aten(f"{_name}_pad{_rank}d.default")(lambda x, padding, places=_places: _pad_with(places, x, padding))
         aten(f"{_name}_pad{_rank}d_backward.default")(
-            lambda g, x, padding, places=_places: _pad_with_back(places, g, x, padding)
+            lambda g, x, padding, fold_ends=_fold_ends: _pad_with_back(fold_ends, g, x, padding)
         )
+
+
+# Overlapping windows of one axis.
+
+
+@aten("unfold_backward.default")
+def _(g, input_sizes, dim, size, step):
+    if not input_sizes:
+        return reshape(g, shape=())
+    axis = dim % len(input_sizes)
+    windows = permute(wide(g), axes=(*range(axis + 1), g.ndim - 1, *range(axis + 1, g.ndim - 1)))
+    return narrow_to(_fold_windows(windows, axis, input_sizes[axis], size, step), g.dtype)
+
+
+def _fold_windows(g: Tensor, axis: int, length: int, size: int, step: int) -> Tensor:
+    """The sum of windows [.., windows, size, ..] that begin every `step` elements of an axis, which replaces theirs.
+
+    Windows are cut into blocks of `step` elements; block d of window t adds to block t + d of the result.
+    """
+    most, blocks = -(-size // step), -(-length // step)
+    front, behind, count = g.shape[:axis], g.shape[axis + 2 :], g.shape[axis]
+    cut = reshape(_pad_axis(g, axis + 1, 0, most * step - size), shape=(*front, count, most, step, *behind))
+    if most > MAX_SUMMANDS:
+        total = _add_diagonals(cut, axis, blocks)
+    else:
+        parts = [narrow(cut, axis + 1, d, d + 1) for d in range(most)]
+        moved = [_pad_axis(part, axis, d, blocks - count - d) for d, part in enumerate(parts)]
+        total = functools.reduce(e.add, moved)
+    return narrow(reshape(total, shape=(*front, blocks * step, *behind)), axis, 0, length)
+
+
+def _add_diagonals(x: Tensor, axis: int, length: int) -> Tensor:
+    """The sums of [.., t, d, ..] over all t + d that are equal: row d of [d, t] moves by d, in rows of other width."""
+    front, (count, most), behind = x.shape[:axis], x.shape[axis : axis + 2], x.shape[axis + 2 :]
+    rows = permute(x, axes=(*range(axis), axis + 1, axis, *range(axis + 2, x.ndim)))
+    rows = _pad_axis(rows, axis + 1, 0, length + 1 - count)
+    flat = reshape(rows, shape=(*front, most * (length + 1), *behind))
+    return r.sum(reshape(narrow(flat, axis, 0, most * length), shape=(*front, most, length, *behind)), axis=axis)
