@@ -148,6 +148,13 @@ def test_a_result_that_shows_an_argument_is_found(monkeypatch):
         variants._run_donated(turned, "interp")
 
 
+def test_gradients_that_saturate_add_up_by_their_policy():
+    source = "def program(x0, x1):\n    return ts.cast(x0, dtype=ts.f32 @ ts.saturate) * x1\n"
+    inputs = tuple(Input(f"x{i}", (5, 16), "f32", "extreme", i + 1) for i in range(2))
+    for seed in range(5):
+        compare_derivatives("tape", RandomProgram(source, inputs), Random(seed))
+
+
 def test_a_program_without_such_a_variant_is_not_comparable():
     whole = RandomProgram("def program(x0):\n    return x0 + 1\n", (Input("x0", (1,), "int32"),))
     for run in (lambda: compare_derivatives("tape", whole, Random(0)),
