@@ -140,8 +140,6 @@ def find_fusible(node: Node, memory: MemoryMap) -> FusibleKernel | None:
     (block,) = node.regions
     if any(v.type.policy is not None for v in block.params):  # type: ignore[union-attr]
         return None
-    if any(n.op not in (*ACCESSES, *COMBINING) and (n.op.effects or n.regions) for n in block.nodes):
-        return None
     found = analyse_body(block, node.attrs["dims"])
     reduced = [n for n in block.nodes if n.op in COMBINING]
     if reduced or any(kind != "parallel" for _, _, kind in found.dims):
