@@ -217,6 +217,7 @@ def op(
         keyword = {k: p for k, p in parameters.items() if p.kind is p.KEYWORD_ONLY}
         full = f"{dialect}.{name or ref.__name__}"
         assert full not in REGISTRY, f"{full} is defined twice"
+        assert not (pointwise and effects), f"{full}: a pointwise op has no effects, since kernels are fused around it"
         REGISTRY[full] = Op(
             full,
             ref,

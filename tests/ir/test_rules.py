@@ -1,4 +1,4 @@
-"""Ops are known by their identity: copies and pickles of them are the ops themselves."""
+"""Ops are known by their identity, and pointwise ones have no effects: kernels are fused without looking for them."""
 
 import copy
 import pickle
@@ -8,7 +8,8 @@ import sys
 import pytest
 
 import tessera as ts
-from tessera.ir.rules import REGISTRY
+from tessera.ir.rules import REGISTRY, op
+from tessera.ops.dialects import schedule
 
 
 @pytest.mark.parametrize("change", [copy.copy, copy.deepcopy, lambda op: pickle.loads(pickle.dumps(op))])
@@ -22,3 +23,13 @@ def test_an_op_is_loaded_in_a_process_that_has_not_imported_it():
         [sys.executable, "-c", program], input=pickle.dumps(ts.square), capture_output=True, check=True
     )
     assert found.stdout == b"1.0\n"
+
+
+def test_a_pointwise_op_has_no_effects():
+    define = op(coerce=None, pointwise=True, effects=("io",), dialect="test")
+    with pytest.raises(AssertionError, match="has no effects"):
+        define(lambda x: x)
+    inside = [
+        o for o in REGISTRY.values() if o.pointwise or o.name.startswith("schedule.") and o is not schedule.kernel
+    ]
+    assert {o for o in inside if o.effects} == {schedule.load, schedule.store}

@@ -1,6 +1,7 @@
 """Window rows: convolutions, pools, resampling and reflected padding, with their derivatives (ATen's spatial ops).
 
-The derivative of an op that is linear in its input is the reverse-mode derivative of its row.
+The derivative of an op that is linear in its input is the reverse-mode derivative of its row, or its adjoint in slices
+where that has no scatter.
 """
 
 from __future__ import annotations
